@@ -1,0 +1,79 @@
+"""The Numba backend: a rule compiled for this CPU, at the speed of memory.
+
+words.py    the words, loads and stores, for Numba
+kernel.py   the kernel's source
+pool.py     the threads it runs on
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from fusedadam import generated
+from fusedadam.backends.numba import kernel, pool
+from fusedadam.launch_table import LaunchTable, Roles
+from fusedadam.rule import Special
+
+CHUNK = 32768
+SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
+
+
+def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
+    special, storage = table.special, table.storage
+    plain = _compile(special, tuple(storage.items()), table.compute, scaled=False)
+    tensor, index = table.chunks(CHUNK)
+    bounds = functools.lru_cache(maxsize=8)(functools.partial(_bounds, table.sizes, tensor, index))
+
+    def run(_: Sequence[Roles]) -> None:
+        if table.found_inf is not None and table.found_inf.item() != 0:
+            return
+        compiled, scale = plain, 1.0
+        if table.grad_scale is not None:
+            compiled = _compile(special, tuple(storage.items()), table.compute, scaled=True)
+            scale = table.grad_scale.item()
+
+        def work(first: int, last: int) -> None:
+            compiled(table.addresses, table.sizes, tensor, index, CHUNK, table.rows, scale, first, last)
+
+        threads = torch.get_num_threads()
+        pool.share(work, threads, bounds(threads))
+
+    return run
+
+
+def _bounds(sizes: np.ndarray, tensor: np.ndarray, index: np.ndarray, threads: int) -> list[int]:
+    """Cuts the chunks into one piece of about equal work for each thread."""
+    work = np.minimum(sizes[tensor] - index.astype(np.int64) * CHUNK, CHUNK)
+    done = np.cumsum(work)
+    total = int(done[-1]) if len(done) else 0
+    pieces = threads if total >= SHARE_FROM else 1
+    cuts = np.searchsorted(done, [total * k / pieces for k in range(1, pieces)], side="left") + 1
+    return [0, *(int(c) for c in cuts), len(tensor)]
+
+
+@functools.cache
+def _compile(special: Special, storage: tuple[tuple[str, str], ...], compute: str, scaled: bool) -> Callable[..., None]:
+    text = kernel.source(special, dict(storage), compute, scaled)
+    run: Callable[..., None] = generated.load(f"numba_{special.rule.name}", text, made_for()).run
+    return run
+
+
+@functools.cache
+def made_for() -> str:
+    """Whatever else decides what is compiled: versions, processor, and the source of the words."""
+    import inspect
+
+    import llvmlite
+    import llvmlite.binding as llvm
+    import numba
+
+    from fusedadam.backends.numba import words
+
+    processor = f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__} {processor}\n{inspect.getsource(words)}"

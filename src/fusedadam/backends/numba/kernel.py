@@ -1,0 +1,50 @@
+"""The Numba kernel of a rule, as source text: one loop over chunks, one over elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusedadam.rule import Special
+
+SIGNATURE = "void(int64[:, ::1], int64[::1], int32[::1], int32[::1], int64, float64[:, ::1], float64, int64, int64)"
+
+
+def source(special: Special, storage: Mapping[str, str], compute: str, scaled: bool) -> str:
+    """``storage`` names how each role is kept. With ``scaled``, gradients are divided by ``grad_scale``."""
+    pad = " " * 12
+    loads = [f"{pad}{r} = load_{r}(_at_{r}, _i)" for r in special.inputs]
+    if scaled:
+        loads.append(f"{pad}grad = divide(grad, _scale)")
+    results = ", ".join(f"_new_{r}" for r in special.outputs)
+    stores = [f"{pad}store_{r}(_at_{r}, _i, _new_{r})" for r in special.outputs]
+    per_chunk = [f"        _at_{r} = addresses[{k}, _t]" for k, r in enumerate(special.roles)]
+    per_chunk += [f"        {s} = number(rows[{k}, _t])" for k, s in enumerate(special.scalars)]
+    lines = [
+        f"# {special.title}: {', '.join(f'{r} {storage[r]}' for r in special.roles)}, computed in {compute}",
+        "from fusedadam.backends.numba.words import *",
+        "",
+        f'number = NUMBER["{compute}"]',
+        *(f'load_{r} = load("{storage[r]}", "{compute}")' for r in special.inputs),
+        *(f'store_{r} = store("{storage[r]}", "{compute}")' for r in special.outputs),
+        "",
+        *(f"\n@inline\n{function}\n" for function in special.functions),
+        "",
+        f'@kernel("{SIGNATURE}", cached)',
+        "def run(addresses, sizes, chunk_tensor, chunk_index, chunk_size, rows, grad_scale, first, last):",
+        "    _scale = number(grad_scale)",
+        "    for _chunk in range(first, last):",
+        "        _t = chunk_tensor[_chunk]",
+        "        _start = chunk_index[_chunk] * chunk_size",
+        "        _stop = min(_start + chunk_size, sizes[_t])",
+        *per_chunk,
+        "        for _i in range(_start, _stop):",
+        *loads,
+        f"{pad}{results}{',' if len(special.outputs) == 1 else ''} = update({', '.join([*special.inputs, *special.scalars])})",
+        *stores,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+Kernel = Callable[..., Any]

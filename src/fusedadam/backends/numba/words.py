@@ -1,0 +1,134 @@
+"""The words for Numba: scalar functions, and loads and stores as a few lines of LLVM each.
+
+Numba knows neither bfloat16 nor float16 on a CPU, so both are read and written here as 16-bit integers.
+Everything vectorises; ``NUMBA_DEBUG_CACHE`` and ``kernel.inspect_asm()`` show it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+__all__ = ["NUMBER", "abs", "divide", "inline", "kernel", "load", "maximum", "minimum", "sqrt", "store", "where"]
+
+I16, I32 = ir.IntType(16), ir.IntType(32)
+HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "bf16": I16}
+COMPUTE = {"f32": types.float32, "f64": types.float64}
+NUMBER = {"f32": np.float32, "f64": np.float64}
+
+# Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorises.
+inline = numba.njit(error_model="numpy")
+
+
+def kernel(signature: str, cache: bool) -> Callable[[Callable[..., Any]], Any]:
+    decorate: Callable[[Callable[..., Any]], Any] = numba.njit(
+        signature, nogil=True, error_model="numpy", cache=cache
+    )
+    return decorate
+
+
+@inline
+def sqrt(x: Any) -> Any:
+    return math.sqrt(x)
+
+
+@inline
+def abs(x: Any) -> Any:  # noqa: A001
+    return builtins.abs(x)
+
+
+@inline
+def maximum(a: Any, b: Any) -> Any:
+    return a if a > b or a != a else b
+
+
+@inline
+def minimum(a: Any, b: Any) -> Any:
+    return a if a < b or a != a else b
+
+
+@inline
+def where(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+@inline
+def divide(a: Any, b: Any) -> Any:
+    return a / b
+
+
+def load(storage: str, compute: str) -> Any:
+    """``load(address, index)``: the value at ``index`` of memory kept as ``storage``, in the compute dtype."""
+
+    @intrinsic  # type: ignore[misc]
+    def load_value(context: Any, address: Any, index: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return _widen(b, b.load(_element(b, storage, *args)), storage, compute)
+
+        return COMPUTE[compute](types.int64, types.int64), emit
+
+    return load_value
+
+
+def store(storage: str, compute: str) -> Any:
+    """``store(address, index, value)``: rounds once, to nearest even, and writes."""
+
+    @intrinsic  # type: ignore[misc]
+    def store_value(context: Any, address: Any, index: Any, value: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            b.store(_narrow(b, args[2], storage, compute), _element(b, storage, *args[:2]))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, COMPUTE[compute]), emit
+
+    return store_value
+
+
+def _element(b: Any, storage: str, address: Any, index: Any) -> Any:
+    return b.gep(b.inttoptr(address, MEMORY[storage].as_pointer()), [index])
+
+
+def _widen(b: Any, raw: Any, storage: str, compute: str) -> Any:
+    if storage == "f16":
+        raw = b.fpext(b.bitcast(raw, HALF), FLOAT)
+    elif storage == "bf16":
+        raw = b.bitcast(b.shl(b.zext(raw, I32), I32(16)), FLOAT)
+    if storage == "f64":
+        return raw if compute == "f64" else b.fptrunc(raw, FLOAT)
+    return raw if compute == "f32" else b.fpext(raw, DOUBLE)
+
+
+def _narrow(b: Any, value: Any, storage: str, compute: str) -> Any:
+    if storage in COMPUTE:
+        if storage == compute:
+            return value
+        return b.fpext(value, DOUBLE) if storage == "f64" else b.fptrunc(value, FLOAT)
+    if compute == "f64":
+        value = _round_to_odd(b, value)
+    if storage == "f16":
+        return b.bitcast(b.fptrunc(value, HALF), I16)
+    bits = b.bitcast(value, I32)
+    odd = b.and_(b.lshr(bits, I32(16)), I32(1))
+    rounded = b.lshr(b.add(b.add(bits, I32(0x7FFF)), odd), I32(16))
+    return b.trunc(b.select(b.fcmp_unordered("uno", value, value), I32(0x7FC0), rounded), I16)
+
+
+def _round_to_odd(b: Any, x: Any) -> Any:
+    """float64 to float32 such that rounding once more, to 16 bits, is as good as rounding only once."""
+    near = b.fptrunc(x, FLOAT)
+    back, bits = b.fpext(near, DOUBLE), b.bitcast(near, I32)
+    fabs = b.module.declare_intrinsic("llvm.fabs", [DOUBLE])
+    too_small = b.fcmp_ordered("<", b.call(fabs, [back]), b.call(fabs, [x]))
+    neighbour = b.select(too_small, b.add(bits, I32(1)), b.sub(bits, I32(1)))
+    even = b.icmp_unsigned("==", b.and_(bits, I32(1)), I32(0))
+    move = b.and_(even, b.fcmp_ordered("!=", back, x))
+    return b.bitcast(b.select(move, neighbour, bits), FLOAT)

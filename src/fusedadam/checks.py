@@ -1,0 +1,111 @@
+"""Bad input is refused before anything is written, with an error that names the argument and what is allowed.
+
+The types are those that torch.optim raises: ValueError for a value out of range, TypeError for something of
+the wrong kind, RuntimeError for tensors that do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam.layout import overlaps
+from fusedadam.storage import STORAGES, names
+
+
+def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> float:
+    """A finite number in [low, below); a tensor of one element counts as one."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; a tensor {name} must have one element")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) and not _is_numpy_number(value):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number")
+    if not low <= value < below:
+        allowed = f"at least {low:g} and finite" if below == math.inf else f"in [{low:g}, {below:g})"
+        raise ValueError(f"{name}={value!r} is out of range; it must be {allowed}")
+    return float(value)
+
+
+def ema_decay(value: Any) -> float:
+    if not (decay := number("ema_decay", value)) <= 1:
+        raise ValueError(f"ema_decay={value!r} is out of range; it must be in [0, 1]")
+    return decay
+
+
+def betas(value: Any) -> None:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"betas={value!r} must be a pair of numbers in [0, 1)")
+    for k, beta in enumerate(value):
+        number(f"betas[{k}]", beta, below=1.0)
+
+
+def boolean(name: str, value: Any, or_none: bool = False) -> None:
+    if not isinstance(value, bool) and not (or_none and value is None):
+        raise TypeError(f"{name}={value!r} must be True or False{' or None' if or_none else ''}")
+
+
+def storage_dtype(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, torch.dtype):
+        raise TypeError(f"{name}={value!r} must be a torch.dtype or None")
+    if value is not None and value not in STORAGES:
+        raise ValueError(f"{name}={value} is not supported; use one of {names(STORAGES)}, or None for the parameter's own")
+
+
+def torch_options(group: Mapping[str, Any]) -> None:
+    """torch's own keywords: accepted and kept, so that changing the import is all that a script needs."""
+    for name in ("maximize", "capturable", "differentiable"):
+        if name in group:
+            boolean(name, group[name])
+    for name in ("foreach", "fused"):
+        boolean(name, group[name], or_none=True)
+    if group["foreach"] and group["fused"]:
+        raise RuntimeError("foreach=True and fused=True exclude each other; here both are the same, so leave them out")
+    if group["differentiable"]:
+        raise RuntimeError("differentiable=True is not supported: the step is fused and in place; use torch.optim")
+    if group["capturable"]:
+        raise NotImplementedError("capturable=True is not supported yet: step counts live on the host; leave it False")
+    storage_dtype("state_dtype", group["state_dtype"])
+
+
+def tensor(name: str, value: Any) -> None:
+    """A tensor that a kernel can read: of a supported dtype, strided, and with memory behind it."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
+    if value.layout != torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise RuntimeError(f"{name} does not support sparse layouts (it is {kind}); convert it with .to_dense(), or use torch.optim.SparseAdam")
+    if value.dtype not in STORAGES:
+        raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(STORAGES)}")
+    if value.device.type == "meta":
+        raise RuntimeError(f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)")
+
+
+def written(name: str, value: Any) -> None:
+    """A tensor that a kernel can write: each element has a place of its own."""
+    tensor(name, value)
+    if overlaps(value):
+        raise RuntimeError(
+            f"{name} has shape {tuple(value.shape)} and strides {value.stride()}: several of its elements share memory "
+            "(is it expanded?), so it cannot be updated in place; use .clone() or .contiguous()"
+        )
+
+
+def alike(roles: Mapping[str, Tensor], where: str = "") -> None:
+    """The roles of one parameter have its shape and device."""
+    param = roles["param"]
+    for role, value in roles.items():
+        if value.shape != param.shape:
+            raise RuntimeError(f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; they must be equal")
+        if value.device != param.device:
+            raise RuntimeError(f"{where}{role} is on {value.device}, but its param is on {param.device}; move it there with .to()")
+
+
+def _is_numpy_number(value: Any) -> bool:
+    import numpy as np
+
+    return isinstance(value, (np.integer, np.floating))

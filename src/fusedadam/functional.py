@@ -1,0 +1,119 @@
+"""The operators, for people who hold their own tensors. Each takes one tensor a role, or a list of them, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam import backends, checks
+from fusedadam.launch_table import launches
+from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.ema_adamw import ema_adam
+from fusedadam.rule import Rule
+
+__all__ = ["adamw_", "ema_adam_"]
+
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
+Step: TypeAlias = int | Tensor | Sequence[int | Tensor]
+
+
+def adamw_(
+    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, max_exp_avg_sq: Tensors | None = None, *,
+    step: Step, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, weight_decay: float = 0.0, eps: float = 1e-8,
+    amsgrad: bool = False, maximize: bool = False, backend: str | None = None,
+) -> None:
+    checks.boolean("amsgrad", amsgrad)
+    checks.boolean("maximize", maximize)
+    roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    if amsgrad:
+        if max_exp_avg_sq is None:
+            raise ValueError("max_exp_avg_sq is None, but amsgrad=True keeps its running maximum there; pass a tensor")
+        roles["max_exp_avg_sq"] = max_exp_avg_sq
+    options = _adam_options(lr, beta1, beta2, weight_decay, eps)
+    _update(adam, roles, {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True}, step, options, backend)
+
+
+def ema_adam_(
+    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, ema: Tensors, *,
+    step: Step, lr: float = 1e-3, ema_decay: float = 0.9999, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
+    mode: int = 1, bias_correction: bool = True, weight_decay: float = 0.0, backend: str | None = None,
+) -> None:
+    checks.boolean("bias_correction", bias_correction)
+    if mode not in (0, 1) or isinstance(mode, bool):
+        raise ValueError(f"mode={mode!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
+    roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "ema": ema}
+    options = _adam_options(lr, beta1, beta2, weight_decay, eps)
+    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
+    _update(ema_adam, roles, {"decoupled": mode == 1}, step, options, backend, {"ema": "ema_params"})
+
+
+def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) -> dict[str, float]:
+    return {
+        "lr": checks.number("lr", lr),
+        "beta1": checks.number("beta1", beta1, below=1.0),
+        "beta2": checks.number("beta2", beta2, below=1.0),
+        "weight_decay": checks.number("weight_decay", weight_decay),
+        "eps": checks.number("eps", eps),
+    }
+
+
+@torch.no_grad()
+def _update(
+    rule: Rule, arguments: Mapping[str, Tensors], flags: Mapping[str, bool], step: Step, options: Mapping[str, float],
+    backend: str | None, role_of: Mapping[str, str] | None = None,
+) -> None:
+    """``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another."""
+    lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
+    count = len(lists["param"])
+    special = rule.special(flags)
+    for name, tensors in lists.items():
+        if isinstance(arguments[name], Tensor) != isinstance(arguments["param"], Tensor) or len(tensors) != count:
+            raise ValueError(f"{name} must be what param is: one tensor, or a list of {count}")
+        for k, tensor in enumerate(tensors):
+            label = name if isinstance(arguments[name], Tensor) else f"{name}[{k}]"
+            (checks.tensor if name == "grad" else checks.written)(label, tensor)
+    for k in range(count):
+        checks.alike({name: tensors[k] for name, tensors in lists.items()}, f"[{k}] " if count > 1 else "")
+    _refuse_shared(lists)
+    steps = np.array(_steps(step, count), dtype=np.float64)
+    role_of = role_of or {}
+    roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
+    chosen = [backends.choose(own["param"].device, backend) for own in roles]
+    prepared = launches([special] * count, roles, chosen)
+    scalars = rule.scalars(step=steps, **options)
+    for launch in prepared:
+        launch.table.set_scalars(scalars)
+        launch.run(roles)
+    torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
+
+
+def _steps(step: Step, count: int) -> list[int]:
+    given = list(step) if isinstance(step, (list, tuple)) else [step] * count
+    if len(given) != count:
+        raise ValueError(f"step is a list of {len(given)}, but there are {count} tensors; give one step, or one for each")
+    return [_one_step(s) for s in given] if given is step else [_one_step(given[0])] * count if count else []
+
+
+def _one_step(step: Any) -> int:
+    if isinstance(step, Tensor):
+        if step.numel() != 1 or step.dtype.is_floating_point or step.dtype.is_complex or step.dtype == torch.bool:
+            raise TypeError(f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be int64, with one element")
+        step = int(step.item())
+    if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
+        raise TypeError(f"step={step!r} is a {type(step).__name__}; it must be an int or an int64 tensor")
+    if step < 1:
+        raise ValueError(f"step={step} is out of range; the first step is 1")
+    return int(step)
+
+
+def _refuse_shared(lists: Mapping[str, Sequence[Tensor]]) -> None:
+    """Two roles in the same memory would overwrite each other."""
+    owner: dict[tuple[Any, int], str] = {}
+    for name, tensors in lists.items():
+        for tensor in tensors:
+            if tensor.numel() and (first := owner.setdefault((tensor.device, tensor.data_ptr()), name)) != name:
+                raise RuntimeError(f"{first} and {name} share memory; each needs a tensor of its own")

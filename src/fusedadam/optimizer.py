@@ -1,0 +1,181 @@
+"""The base of all optimizers here: torch's contract once for all, and the path of a step.
+
+    step()
+      -> have the tensors moved since the last step?               snapshot.py
+      -> launch tables, kept from step to step                     plan.py, launch_table.py
+      -> a row of scalars for each parameter, in float64           the rule's scalars
+      -> one launch for each (device, dtypes, flags)               backends/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam import backends, checks
+from fusedadam.launch_table import Floats
+from fusedadam.plan import Member, Plan
+from fusedadam.rule import Rule
+from fusedadam.snapshot import CHANGED, MOVED
+from fusedadam.steps import StepCounts
+
+Group: TypeAlias = dict[str, Any]
+Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class State:
+    """How a state begins, and which option of the group names its dtype (None there: the parameter's own)."""
+
+    copy_of_param: bool = False
+    dtype_option: str = "state_dtype"
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """A subclass names its ``rule`` and checks its own options; everything else is here."""
+
+    rule: ClassVar[Rule]
+    fixed: ClassVar[Mapping[str, Any]] = {}  # flags and hyper-parameters that are the same for every group
+    states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
+    _no_steps: str | None = None  # why stepping is refused at the moment
+
+    def __init__(self, params: Params, defaults: Group) -> None:
+        self._forget()
+        given = params if isinstance(params, (Tensor, Mapping)) else list(params)
+        with _as_before_on_error([g for g in given if isinstance(g, dict)]):
+            super().__init__(given, defaults)
+
+    def check(self, group: Group) -> None:
+        """Refuses options that are out of range; called for each group before it is taken in."""
+        checks.number("lr", group["lr"])
+        checks.number("weight_decay", group["weight_decay"])
+        checks.torch_options(group)
+        if group["backend"] is not None:
+            backends.check(group["backend"])
+
+    def add_param_group(self, param_group: Group) -> None:
+        with _as_before_on_error([param_group] if isinstance(param_group, dict) else []):
+            if isinstance(param_group, dict):
+                self.check({**self.defaults, **param_group})
+            super().add_param_group(param_group)
+            try:
+                for param in self.param_groups[-1]["params"]:
+                    checks.written("param", param)
+                    if param_group["backend"] is not None:
+                        backends.check(param_group["backend"], param.device)
+            except BaseException:
+                self.param_groups.pop()
+                raise
+        self._plan = None
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse()
+        params = [p for group in self.param_groups for p in group["params"]]
+        flags, options = self._options()
+        tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
+        if self._plan is None or tensors == CHANGED or flags != self._flags:
+            self._plan, self._flags = self._make_plan(params, flags), flags
+        elif tensors == MOVED:
+            self._plan.place()
+        self._plan.run(params, self.state, self._steps, options)
+        return loss
+
+    def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]]) -> Plan:
+        members, position = [], 0
+        for k, group in enumerate(self.param_groups):
+            special = self.rule.special(dict(zip(self.rule.flags, flags[k], strict=True)))
+            for param in group["params"]:
+                if param.grad is not None:
+                    backend = backends.choose(param.device, group["backend"])
+                    new_state = functools.partial(self._new_state, param, group)
+                    members.append(Member(param, position, k, special, backend, new_state))
+                position += 1
+        return Plan(self.rule, members, params, self.state, self._steps)
+
+    def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
+        kind = self.states.get(name, State())
+        empty = torch.empty_like(param, dtype=group[kind.dtype_option], requires_grad=False)
+        return empty.copy_(param) if kind.copy_of_param else empty.zero_()
+
+    def _options(self) -> tuple[list[tuple[bool, ...]], dict[str, Floats]]:
+        """For each group its flags, and for each hyper-parameter its value in each group; kept while nothing changes."""
+        now = [self._raw_options(group) for group in self.param_groups]
+        if self._seen is None or now != self._seen:
+            flags = [tuple(bool(v) for v in raw[0]) for raw in now]
+            table = np.array([[float(v) for v in raw[1]] for raw in now]).T
+            self._known = flags, dict(zip(self.rule.hyper_parameters, table, strict=True))
+            # a tensor may change without becoming another: such options are read in every step
+            self._seen = None if any(isinstance(v, Tensor) for raw in now for v in raw[1]) else now
+        return self._known
+
+    def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:
+        return [self._option(group, n) for n in self.rule.flags], [self._option(group, n) for n in self.rule.hyper_parameters]
+
+    def _option(self, group: Group, name: str) -> Any:
+        if name in self.fixed:
+            return self.fixed[name]
+        if name in ("beta1", "beta2"):
+            return group["betas"][name == "beta2"]
+        return group[name]
+
+    def _refuse(self) -> None:
+        if self._no_steps is not None:
+            raise RuntimeError(self._no_steps)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("step() cannot be captured in a CUDA graph: step counts and lr live on the host")
+
+    def _forget(self) -> None:
+        """Nothing is known about the last step: the next one looks at everything."""
+        self._plan: Plan | None = None
+        self._steps = StepCounts()
+        self._seen: list[Any] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch.optim, but each state keeps the dtype it was saved with, and nothing is shared with ``state_dict``."""
+        mine = [group["backend"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        saved = [k for group in state_dict["param_groups"] for k in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, param in zip(saved, params, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and name != "step":
+                    self.state[param][name] = value.detach().to(param.device, copy=True)
+        for group, backend in zip(self.param_groups, mine, strict=True):
+            group["backend"] = backend  # a choice for this machine, not for the one that saved
+
+
+@contextlib.contextmanager
+def _as_before_on_error(groups: list[Group]) -> Iterator[None]:
+    """torch fills defaults into the caller's own dicts; a refused one is given back as it came."""
+    before = [dict(group) for group in groups]
+    try:
+        yield
+    except BaseException:
+        for group, old in zip(groups, before, strict=True):
+            group.clear()
+            group.update(old)
+        raise

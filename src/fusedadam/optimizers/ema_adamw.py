@@ -1,0 +1,110 @@
+"""AdamW (or Adam) that keeps an exponential moving average of the parameters, in the same pass over memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedadam import checks
+from fusedadam.optimizer import FusedOptimizer, Group, Params, State
+from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.words import minimum, sqrt, where
+
+
+def ema_adam_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
+    ema_decay: Scalar, ema_warmup: Scalar, bias_correction: Scalar,
+) -> dict[str, Any]:
+    keep = where(ema_warmup > 0, minimum(ema_decay, (1 + step) / (10 + step)), ema_decay)
+    return {
+        "lr": lr, "eps": eps, "weight_decay": weight_decay,
+        "beta1": beta1, "beta1c": 1 - beta1, "bias1": where(bias_correction > 0, 1 - beta1**step, 1.0),
+        "beta2": beta2, "beta2c": 1 - beta2, "bias2": where(bias_correction > 0, 1 - beta2**step, 1.0),
+        "keep": keep, "keepc": 1 - keep,
+    }
+
+
+@rule(scalars=ema_adam_scalars)
+def ema_adam(
+    param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, ema_params: Value, *,
+    lr: Scalar, eps: Scalar, weight_decay: Scalar, beta1: Scalar, beta1c: Scalar, bias1: Scalar,
+    beta2: Scalar, beta2c: Scalar, bias2: Scalar, keep: Scalar, keepc: Scalar, decoupled: Flag,
+) -> Values:
+    if not decoupled:
+        grad = grad + weight_decay * param
+    exp_avg = beta1 * exp_avg + beta1c * grad
+    exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
+    update = exp_avg / bias1 / (sqrt(exp_avg_sq / bias2) + eps)
+    if decoupled:
+        update = update + weight_decay * param
+    param = param - lr * update
+    ema_params = keep * ema_params + keepc * param
+    return param, exp_avg, exp_avg_sq, ema_params
+
+
+class EmaAdamW(FusedOptimizer):
+    rule = ema_adam
+    states = {"ema_params": State(copy_of_param=True, dtype_option="ema_dtype")}
+
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
+        bias_correction: bool = True, ema_dtype: torch.dtype | None = None, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, backend: str | None = None,
+    ) -> None:
+        super().__init__(params, dict(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
+            decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, foreach=foreach,
+            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+        ))
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        checks.betas(group["betas"])
+        checks.number("eps", group["eps"])
+        checks.ema_decay(group["ema_decay"])
+        for name in ("ema_warmup", "decoupled", "bias_correction"):
+            checks.boolean(name, group[name])
+        checks.storage_dtype("ema_dtype", group["ema_dtype"])
+
+    @contextlib.contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """Puts the EMA into the model, and takes it out again whatever happens inside.
+
+            with optimizer.ema_weights():
+                evaluate(model)
+
+        Stepping inside is refused: the trained weights come back at the end, and the step would be lost.
+        """
+        averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
+        trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
+        outer, self._no_steps = self._no_steps, "a step inside ema_weights() would be lost when the trained weights come back"
+        try:
+            with torch.no_grad():
+                for param, ema in averaged:
+                    param.copy_(ema)
+            yield
+        finally:
+            self._no_steps = outer
+            with torch.no_grad():
+                for (param, _), before in zip(averaged, trained, strict=True):
+                    param.copy_(before)
+
+    def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference."""
+        copies: dict[int, Tensor] = {}  # tied weights stay tied
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) not in copies:
+                ema = self.state[value].get("ema_params", value) if value in self.state else value
+                copies[id(value)] = ema.detach().to(value.dtype, copy=True)
+            return copies[id(value)]
+
+        return {name: copy(value) for name, value in model.state_dict(keep_vars=True).items()}

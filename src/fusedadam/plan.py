@@ -1,0 +1,132 @@
+"""Everything about a step that stays the same until a tensor, a group or a flag changes.
+
+A plan is made once and then used step after step. Making one is where all input is checked, states are created and
+kernels compiled; it either succeeds or leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.backends import Backend
+from fusedadam.launch_table import Floats, Int64s, Roles, launches
+from fusedadam.layout import copy_with, dense_strides, lies_as
+from fusedadam.rule import Rule, Special
+from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find
+from fusedadam.steps import StepCounts
+
+States = dict[Any, dict[str, Any]]
+
+
+@dataclass
+class Member:
+    """A parameter that takes part in the step."""
+
+    param: Tensor
+    position: int  # among all parameters of the optimizer
+    group: int
+    special: Special
+    backend: Backend
+    new_state: Callable[[str], Tensor]  # makes a state of that name as it is at the beginning
+
+
+class Plan:
+    def __init__(
+        self, rule: Rule, members: Sequence[Member], params: list[Tensor], states: States, steps: StepCounts
+    ) -> None:
+        self.rule = rule
+        for member in members:
+            checks.written("param", member.param)
+            checks.tensor("grad", member.param.grad)
+        fresh = [_missing(member, states.get(member.param, {})) for member in members]
+        roles = [_roles(m, {**states.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
+        for own in roles:
+            checks.alike(own)
+        self.launches = launches([m.special for m in members], roles, [m.backend for m in members])
+
+        # nothing can fail from here on, so now it may be written
+        for member, new in zip(members, fresh, strict=True):
+            states[member.param].update(new)
+        self._tracked = [m.position for m in members if not m.param.is_inference()]
+        self.groups: Int64s = np.array([m.group for m in members], dtype=np.int64)
+        self.steps = steps.adopt([states[m.param] for m in members], states.values())
+
+        slots = _slots(members, params, states)
+        self.snapshot = Snapshot(slots, params, states)
+        at = {(s.param, s.what): k for k, s in enumerate(slots)}
+        names = {"param": PARAM, "grad": GRAD}
+        self._at = [{r: at[m.position, names.get(r, r)] for r in m.special.roles} for m in members]
+        self._places = [
+            np.array([[self._at[k][r] for k in launch.table.members] for r in launch.table.special.roles])
+            for launch in self.launches
+        ]
+
+    def place(self) -> None:
+        """Takes the present addresses over from the snapshot."""
+        for launch, places in zip(self.launches, self._places, strict=True):
+            launch.table.place(self.snapshot.addresses[places])
+
+    def run(self, params: list[Tensor], states: States, steps: StepCounts, options: Mapping[str, Floats]) -> None:
+        """``options``: for each hyper-parameter its value in each group."""
+        if not self.launches:
+            return
+        step = steps.next(self.steps)
+        if step.min() == step.max():  # as good as always: then a row a group will do
+            values = self.rule.scalars(step=step[:1], **options)
+            scalars = {name: np.broadcast_to(v, (len(next(iter(options.values()))),))[self.groups] for name, v in values.items()}
+        else:
+            scalars = dict(self.rule.scalars(step=step, **{name: v[self.groups] for name, v in options.items()}))
+        for launch in self.launches:
+            launch.table.set_scalars(scalars)
+        roles: Sequence[Roles] = ()
+        if any(launch.needs_tensors for launch in self.launches):
+            tensors = list(find(self.snapshot.slots, params, states))
+            roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
+        steps.advance(self.steps)
+        for launch in self.launches:
+            launch.run(roles)
+        # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
+        torch.autograd.graph.increment_version([params[k] for k in self._tracked])
+
+
+def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:
+    """States that are not there yet, and those that no longer lie as the parameter does: it was moved or relaid."""
+    strides, device = dense_strides(member.param), member.param.device
+    new: dict[str, Any] = {} if "step" in state else {"step": 0.0}
+    for name in member.special.states:
+        if name not in state:
+            new[name] = member.new_state(name)
+            continue
+        checks.tensor(f"state {name!r}", state[name])
+        if state[name].shape == member.param.shape and not (
+            state[name].device == device and lies_as(state[name], strides)
+        ):
+            new[name] = copy_with(state[name].to(device), strides)
+    return new
+
+
+def _roles(member: Member, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    grad = member.param.grad
+    assert grad is not None
+    return {"param": member.param, "grad": grad, **{name: state[name] for name in member.special.states}}
+
+
+def _slots(members: Sequence[Member], params: list[Tensor], states: States) -> list[Slot]:
+    order = {id(owner): k for k, owner in enumerate(states)}
+    taking_part = {m.position: m for m in members}
+    slots: list[Slot] = []
+    for k, param in enumerate(params):
+        member = taking_part.get(k)
+        if member is None:
+            slots.append(Slot(k, NO_GRAD))
+            continue
+        slots += [Slot(k, PARAM), Slot(k, GRAD)]
+        slots += [Slot(k, name, order[id(param)]) for name in (*member.special.states, "step")]
+    return slots
