@@ -27,7 +27,7 @@ from fusedadam.optimizer import FusedOptimizer
 from fusedadam.rule import Value, Values, rule
 
 Step = Callable[[], object]
-TURNS, STEPS = 9, 6
+TURNS, TURN = 11, 0.1  # how many, and how many seconds each
 
 
 @rule(scalars=lambda step: {})
@@ -45,7 +45,10 @@ class NoMathematics(FusedOptimizer):
 
     def __init__(self, params: Any) -> None:
         options = ("foreach", "fused", "capturable", "differentiable")
-        super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "backend": None, "state_dtype": None, **dict.fromkeys(options, False)})
+        super().__init__(
+            params,
+            {"lr": 0.0, "weight_decay": 0.0, "backend": None, "state_dtype": None, **dict.fromkeys(options, False)},
+        )
 
 
 class TorchWithEma(torch.optim.AdamW):
@@ -66,28 +69,35 @@ def torch_fused(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, fused=True)
 
 
-def make_step(make: Callable[[Any], torch.optim.Optimizer], shapes: list[models.Shape], dtype: torch.dtype, device: str) -> Step:
+def make_step(
+    make: Callable[[Any], torch.optim.Optimizer], shapes: list[models.Shape], dtype: torch.dtype, device: str
+) -> Step:
     params = [torch.nn.Parameter(torch.randn(s, device=device).to(dtype)) for s in shapes]
     for p in params:
         p.grad = torch.randn_like(p)
     return make(params).step
 
 
-def compare(steps: dict[str, Step], device: str, repeat: int = STEPS) -> dict[str, float]:
-    """Milliseconds a call of each, taking turns."""
+def compare(steps: dict[str, Step], device: str) -> dict[str, float]:
+    """Milliseconds a call of each, taking turns; a turn is as many calls as take a tenth of a second."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(TURNS + 1):
-        for name, step in steps.items():
+
+    def seconds(step: Step, repeat: int) -> float:
+        wait()
+        begin = time.perf_counter()
+        for _ in range(repeat):
             step()
-            wait()
-            begin = time.perf_counter()
-            for _ in range(repeat):
-                step()
-            wait()
-            if turn:  # the first is for warming up
-                times[name].append((time.perf_counter() - begin) / repeat * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+        wait()
+        return (time.perf_counter() - begin) / repeat
+
+    for step in steps.values():  # compile, allocate
+        seconds(step, 2)
+    repeat = {name: max(2, min(100, round(TURN / seconds(step, 3)))) for name, step in steps.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(TURNS):
+        for name, step in steps.items():
+            times[name].append(seconds(step, repeat[name]))
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
 def copy_step(device: str) -> tuple[Step, int]:
@@ -102,7 +112,9 @@ class Report:
 
     def add(self, what: str, ours: float, peer: str, theirs: float, goal: float, figure: float, unit: str) -> None:
         met = figure >= goal if unit != "s" and not unit.startswith("of the time") else figure <= goal
-        self.rows.append(dict(what=what, ours=ours, peer=peer, theirs=theirs, goal=goal, figure=figure, unit=unit, met=met))
+        self.rows.append(
+            dict(what=what, ours=ours, peer=peer, theirs=theirs, goal=goal, figure=figure, unit=unit, met=met)
+        )
         print(f"  {what}: {figure:.3g} {unit} (goal {goal:g}){'' if met else '  MISSED'}", flush=True)
 
     def table(self) -> str:
@@ -110,7 +122,9 @@ class Report:
         lines = [head, "-" * len(head)]
         for r in self.rows:
             figure = f"{r['figure']:.3g} {r['unit']}"
-            lines.append(f"{r['what']:58} {r['ours']:>10.4g} {r['peer']:>34} {r['theirs']:>10.4g} {figure:>22} {r['goal']:>7g}{'' if r['met'] else ' MISSED'}")
+            lines.append(
+                f"{r['what']:58} {r['ours']:>10.4g} {r['peer']:>34} {r['theirs']:>10.4g} {figure:>22} {r['goal']:>7g}{'' if r['met'] else ' MISSED'}"
+            )
         return "\n".join(lines)
 
 
@@ -118,8 +132,21 @@ def on_gpu(report: Report) -> None:
     copy, copied = copy_step("cuda")
     ours, ema = fusedadam.AdamW, fusedadam.EmaAdamW
 
-    def of_copy(what: str, make: Any, shapes: list[models.Shape], dtype: torch.dtype, bytes_each: int, goal: float, peer: Any = torch_fused, faster: float | None = None) -> None:
-        steps = {"ours": make_step(make, shapes, dtype, "cuda"), "peer": make_step(peer, shapes, dtype, "cuda"), "copy": copy}
+    def of_copy(
+        what: str,
+        make: Any,
+        shapes: list[models.Shape],
+        dtype: torch.dtype,
+        bytes_each: int,
+        goal: float,
+        peer: Any = torch_fused,
+        faster: float | None = None,
+    ) -> None:
+        steps = {
+            "ours": make_step(make, shapes, dtype, "cuda"),
+            "peer": make_step(peer, shapes, dtype, "cuda"),
+            "copy": copy,
+        }
         t = compare(steps, "cuda")
         moved = bytes_each * sum(torch.Size(s).numel() for s in shapes)
         percent = 100 * moved / t["ours"] / (copied / t["copy"])
@@ -137,25 +164,68 @@ def on_gpu(report: Report) -> None:
     of_copy("AdamW fp32, gpt", ours, models.gpt(), fp32, 28, 92, faster=1.13)
     of_copy("EmaAdamW fp32, llama", ema, models.llama(), fp32, 36, 94, TorchWithEma)
     small = models.many_small(65536)
-    t = compare({"ours": make_step(ours, small, fp32, "cuda"), "peer": make_step(torch_fused, small, fp32, "cuda")}, "cuda", 30)
-    report.add("AdamW fp32, 1,000 small tensors", t["ours"], "torch_fused", t["peer"], 5, t["peer"] / t["ours"], "times as fast")
+    t = compare(
+        {"ours": make_step(ours, small, fp32, "cuda"), "peer": make_step(torch_fused, small, fp32, "cuda")}, "cuda"
+    )
+    report.add(
+        "AdamW fp32, 1,000 small tensors",
+        t["ours"],
+        "torch_fused",
+        t["peer"],
+        5,
+        t["peer"] / t["ours"],
+        "times as fast",
+    )
 
 
 def on_cpu(report: Report) -> None:
     ours, ema = fusedadam.AdamW, fusedadam.EmaAdamW
     big, small = models.one(32), models.many_small(4096)
-    for name, dtype, goal in (("fp32", torch.float32, 0.97), ("bf16", torch.bfloat16, 1.3), ("fp16", torch.float16, 1.1)):
+    for name, dtype, goal in (
+        ("fp32", torch.float32, 0.97),
+        ("bf16", torch.bfloat16, 1.3),
+        ("fp16", torch.float16, 1.1),
+    ):
         steps = {"ours": make_step(ours, big, dtype, "cpu"), "peer": make_step(torch_fused, big, dtype, "cpu")}
         if dtype == torch.float32:
             steps["bytes"] = make_step(NoMathematics, big, dtype, "cpu")
         t = compare(steps, "cpu")
-        report.add(f"AdamW {name}, 33.5M", t["ours"], "torch_fused", t["peer"], goal, t["peer"] / t["ours"], "times as fast")
+        report.add(
+            f"AdamW {name}, 33.5M", t["ours"], "torch_fused", t["peer"], goal, t["peer"] / t["ours"], "times as fast"
+        )
         if "bytes" in t:
-            report.add("AdamW fp32, 33.5M", t["ours"], "the same bytes, no mathematics", t["bytes"], 1.1, t["ours"] / t["bytes"], "of the time")
-    t = compare({"ours": make_step(ema, big, torch.float32, "cpu"), "peer": make_step(TorchWithEma, big, torch.float32, "cpu")}, "cpu")
-    report.add("EmaAdamW fp32, 33.5M", t["ours"], "TorchWithEma", t["peer"], 1.3, t["peer"] / t["ours"], "times as fast")
-    t = compare({"ours": make_step(ours, small, torch.float32, "cpu"), "peer": make_step(torch_fused, small, torch.float32, "cpu")}, "cpu", 20)
-    report.add("AdamW fp32, 1,000 small tensors", t["ours"], "torch_fused", t["peer"], 4, t["peer"] / t["ours"], "times as fast")
+            report.add(
+                "AdamW fp32, 33.5M",
+                t["ours"],
+                "the same bytes, no mathematics",
+                t["bytes"],
+                1.1,
+                t["ours"] / t["bytes"],
+                "of the time",
+            )
+    t = compare(
+        {"ours": make_step(ema, big, torch.float32, "cpu"), "peer": make_step(TorchWithEma, big, torch.float32, "cpu")},
+        "cpu",
+    )
+    report.add(
+        "EmaAdamW fp32, 33.5M", t["ours"], "TorchWithEma", t["peer"], 1.3, t["peer"] / t["ours"], "times as fast"
+    )
+    t = compare(
+        {
+            "ours": make_step(ours, small, torch.float32, "cpu"),
+            "peer": make_step(torch_fused, small, torch.float32, "cpu"),
+        },
+        "cpu",
+    )
+    report.add(
+        "AdamW fp32, 1,000 small tensors",
+        t["ours"],
+        "torch_fused",
+        t["peer"],
+        4,
+        t["peer"] / t["ours"],
+        "times as fast",
+    )
 
 
 FIRST_STEP = """
@@ -177,7 +247,9 @@ def at_start(report: Report) -> None:
         environment = {**os.environ, "FUSEDADAM_CACHE_DIR": folder}
 
         def start() -> list[float]:
-            out = subprocess.run([sys.executable, "-c", FIRST_STEP], env=environment, capture_output=True, text=True, check=True)
+            out = subprocess.run(
+                [sys.executable, "-c", FIRST_STEP], env=environment, capture_output=True, text=True, check=True
+            )
             return [float(x) for x in out.stdout.split()]
 
         fresh = start()[1]
@@ -192,7 +264,11 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if arguments.device == "cuda"
+        else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    )
     print(f"{name}; torch {torch.__version__}, Python {platform.python_version()}")
     report = Report()
     if arguments.device == "cuda":

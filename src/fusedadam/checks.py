@@ -23,7 +23,7 @@ def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> 
         if value.numel() != 1:
             raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; a tensor {name} must have one element")
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not _is_numpy_number(value):
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not _is_numpy_number(value)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number")
     if not low <= value < below:
         allowed = f"at least {low:g} and finite" if below == math.inf else f"in [{low:g}, {below:g})"
@@ -53,7 +53,9 @@ def storage_dtype(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, torch.dtype):
         raise TypeError(f"{name}={value!r} must be a torch.dtype or None")
     if value is not None and value not in STORAGES:
-        raise ValueError(f"{name}={value} is not supported; use one of {names(STORAGES)}, or None for the parameter's own")
+        raise ValueError(
+            f"{name}={value} is not supported; use one of {names(STORAGES)}, or None for the parameter's own"
+        )
 
 
 def torch_options(group: Mapping[str, Any]) -> None:
@@ -78,11 +80,15 @@ def tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
     if value.layout != torch.strided:
         kind = str(value.layout).removeprefix("torch.")
-        raise RuntimeError(f"{name} does not support sparse layouts (it is {kind}); convert it with .to_dense(), or use torch.optim.SparseAdam")
+        raise RuntimeError(
+            f"{name} does not support sparse layouts (it is {kind}); convert it with .to_dense(), or use torch.optim.SparseAdam"
+        )
     if value.dtype not in STORAGES:
         raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(STORAGES)}")
     if value.device.type == "meta":
-        raise RuntimeError(f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)")
+        raise RuntimeError(
+            f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)"
+        )
 
 
 def written(name: str, value: Any) -> None:
@@ -100,9 +106,13 @@ def alike(roles: Mapping[str, Tensor], where: str = "") -> None:
     param = roles["param"]
     for role, value in roles.items():
         if value.shape != param.shape:
-            raise RuntimeError(f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; they must be equal")
+            raise RuntimeError(
+                f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; they must be equal"
+            )
         if value.device != param.device:
-            raise RuntimeError(f"{where}{role} is on {value.device}, but its param is on {param.device}; move it there with .to()")
+            raise RuntimeError(
+                f"{where}{role} is on {value.device}, but its param is on {param.device}; move it there with .to()"
+            )
 
 
 def _is_numpy_number(value: Any) -> bool:

@@ -22,9 +22,21 @@ Step: TypeAlias = int | Tensor | Sequence[int | Tensor]
 
 
 def adamw_(
-    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, max_exp_avg_sq: Tensors | None = None, *,
-    step: Step, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, weight_decay: float = 0.0, eps: float = 1e-8,
-    amsgrad: bool = False, maximize: bool = False, backend: str | None = None,
+    param: Tensors,
+    grad: Tensors,
+    exp_avg: Tensors,
+    exp_avg_sq: Tensors,
+    max_exp_avg_sq: Tensors | None = None,
+    *,
+    step: Step,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    backend: str | None = None,
 ) -> None:
     checks.boolean("amsgrad", amsgrad)
     checks.boolean("maximize", maximize)
@@ -38,9 +50,22 @@ def adamw_(
 
 
 def ema_adam_(
-    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, ema: Tensors, *,
-    step: Step, lr: float = 1e-3, ema_decay: float = 0.9999, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
-    mode: int = 1, bias_correction: bool = True, weight_decay: float = 0.0, backend: str | None = None,
+    param: Tensors,
+    grad: Tensors,
+    exp_avg: Tensors,
+    exp_avg_sq: Tensors,
+    ema: Tensors,
+    *,
+    step: Step,
+    lr: float = 1e-3,
+    ema_decay: float = 0.9999,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    mode: int = 1,
+    bias_correction: bool = True,
+    weight_decay: float = 0.0,
+    backend: str | None = None,
 ) -> None:
     checks.boolean("bias_correction", bias_correction)
     if mode not in (0, 1) or isinstance(mode, bool):
@@ -63,8 +88,13 @@ def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) 
 
 @torch.no_grad()
 def _update(
-    rule: Rule, arguments: Mapping[str, Tensors], flags: Mapping[str, bool], step: Step, options: Mapping[str, float],
-    backend: str | None, role_of: Mapping[str, str] | None = None,
+    rule: Rule,
+    arguments: Mapping[str, Tensors],
+    flags: Mapping[str, bool],
+    step: Step,
+    options: Mapping[str, float],
+    backend: str | None,
+    role_of: Mapping[str, str] | None = None,
 ) -> None:
     """``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another."""
     lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
@@ -86,7 +116,7 @@ def _update(
     prepared = launches([special] * count, roles, chosen)
     scalars = rule.scalars(step=steps, **options)
     for launch in prepared:
-        launch.table.set_scalars(scalars)
+        launch.table.set_scalars(scalars, launch.table.members)
         launch.run(roles)
     torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
 
@@ -94,14 +124,18 @@ def _update(
 def _steps(step: Step, count: int) -> list[int]:
     given = list(step) if isinstance(step, (list, tuple)) else [step] * count
     if len(given) != count:
-        raise ValueError(f"step is a list of {len(given)}, but there are {count} tensors; give one step, or one for each")
+        raise ValueError(
+            f"step is a list of {len(given)}, but there are {count} tensors; give one step, or one for each"
+        )
     return [_one_step(s) for s in given] if given is step else [_one_step(given[0])] * count if count else []
 
 
 def _one_step(step: Any) -> int:
     if isinstance(step, Tensor):
         if step.numel() != 1 or step.dtype.is_floating_point or step.dtype.is_complex or step.dtype == torch.bool:
-            raise TypeError(f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be int64, with one element")
+            raise TypeError(
+                f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be int64, with one element"
+            )
         step = int(step.item())
     if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
         raise TypeError(f"step={step!r} is a {type(step).__name__}; it must be an int or an int64 tensor")

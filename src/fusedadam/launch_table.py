@@ -59,10 +59,11 @@ class LaunchTable:
         self.addresses[:] = addresses
         self.moved = True
 
-    def set_scalars(self, values: Mapping[str, Any]) -> None:
+    def set_scalars(self, values: Mapping[str, Any], pick: Int64s) -> None:
+        """``values`` hold one number for all, or several of which ``pick`` says whose is whose."""
         for row, name in enumerate(self.special.scalars):
             value = np.asarray(values[name], dtype=np.float64)
-            self.rows[row] = value[self.members] if value.ndim else value
+            self.rows[row] = value if value.size == 1 else value[pick]
 
     def chunks(self, chunk_size: int) -> tuple[Int32s, Int32s]:
         """For each chunk its tensor, and how many chunks of that tensor come before it."""

@@ -1,10 +1,10 @@
 """The base of all optimizers here: torch's contract once for all, and the path of a step.
 
-    step()
-      -> have the tensors moved since the last step?               snapshot.py
-      -> launch tables, kept from step to step                     plan.py, launch_table.py
-      -> a row of scalars for each parameter, in float64           the rule's scalars
-      -> one launch for each (device, dtypes, flags)               backends/
+step()
+  -> have the tensors moved since the last step?               snapshot.py
+  -> launch tables, kept from step to step                     plan.py, launch_table.py
+  -> a row of scalars for each parameter, in float64           the rule's scalars
+  -> one launch for each (device, dtypes, flags)               backends/
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refuse()
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = self._params()
         flags, options = self._options()
         tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
         if self._plan is None or tensors == CHANGED or flags != self._flags:
@@ -96,6 +96,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plan.place()
         self._plan.run(params, self.state, self._steps, options)
         return loss
+
+    def _params(self) -> list[Tensor]:
+        if len(self.param_groups) == 1:
+            only: list[Tensor] = self.param_groups[0]["params"]
+            return only
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]]) -> Plan:
         members, position = [], 0
@@ -126,7 +132,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._known
 
     def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:
-        return [self._option(group, n) for n in self.rule.flags], [self._option(group, n) for n in self.rule.hyper_parameters]
+        return [self._option(group, n) for n in self.rule.flags], [
+            self._option(group, n) for n in self.rule.hyper_parameters
+        ]
 
     def _option(self, group: Group, name: str) -> Any:
         if name in self.fixed:
@@ -159,8 +167,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         mine = [group["backend"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         saved = [k for group in state_dict["param_groups"] for k in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for key, param in zip(saved, params, strict=True):
+        for key, param in zip(saved, self._params(), strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if isinstance(value, Tensor) and name != "step":
                     self.state[param][name] = value.detach().to(param.device, copy=True)

@@ -56,6 +56,7 @@ class Plan:
             states[member.param].update(new)
         self._tracked = [m.position for m in members if not m.param.is_inference()]
         self.groups: Int64s = np.array([m.group for m in members], dtype=np.int64)
+        self._groups = [self.groups[launch.table.members] for launch in self.launches]
         self.steps = steps.adopt([states[m.param] for m in members], states.values())
 
         slots = _slots(members, params, states)
@@ -79,21 +80,23 @@ class Plan:
             return
         step = steps.next(self.steps)
         if step.min() == step.max():  # as good as always: then a row a group will do
-            values = self.rule.scalars(step=step[:1], **options)
-            scalars = {name: np.broadcast_to(v, (len(next(iter(options.values()))),))[self.groups] for name, v in values.items()}
+            scalars = self.rule.scalars(step=step[:1], **options)
+            for launch, groups in zip(self.launches, self._groups, strict=True):
+                launch.table.set_scalars(scalars, groups)
         else:
-            scalars = dict(self.rule.scalars(step=step, **{name: v[self.groups] for name, v in options.items()}))
-        for launch in self.launches:
-            launch.table.set_scalars(scalars)
+            scalars = self.rule.scalars(step=step, **{name: value[self.groups] for name, value in options.items()})
+            for launch in self.launches:
+                launch.table.set_scalars(scalars, launch.table.members)
         roles: Sequence[Roles] = ()
         if any(launch.needs_tensors for launch in self.launches):
             tensors = list(find(self.snapshot.slots, params, states))
             roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
-        steps.advance(self.steps)
+        steps.set(self.steps, step)
         for launch in self.launches:
             launch.run(roles)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
-        torch.autograd.graph.increment_version([params[k] for k in self._tracked])
+        written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
+        torch.autograd.graph.increment_version(written)
 
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,9 +90,7 @@ class Rule:
         self.__doc__, self.__wrapped__ = update.__doc__, update
         self._function = _Function(update)
         kinds = self._function.kinds
-        self.roles, self.scalar_names, self.flags = (
-            tuple(n for n, k in kinds.items() if k == kind) for kind in _KINDS
-        )
+        self.roles, self.scalar_names, self.flags = (tuple(n for n, k in kinds.items() if k == kind) for kind in _KINDS)
         if self.roles[:2] != ("param", "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
@@ -157,7 +155,9 @@ class _Function:
         try:
             text = textwrap.dedent(inspect.getsource(function))
         except OSError as error:
-            raise RuleError(f"{self.name}: its source cannot be read; define rules in a file or a notebook cell") from error
+            raise RuleError(
+                f"{self.name}: its source cannot be read; define rules in a file or a notebook cell"
+            ) from error
         tree = ast.parse(text).body[0]
         if not isinstance(tree, ast.FunctionDef):
             raise RuleError(f"{self.name} ({self.filename}): a rule is made with `def`, not with lambda")
@@ -218,9 +218,13 @@ class _Lowering(ast.NodeTransformer):
                     self.assigned.add(name)
                 yield ast.Assign(statement.targets, value)
             elif isinstance(statement, ast.AugAssign):
-                self.source.fail(statement, "in place would change the tensor itself when run eagerly; write `x = x + y`")
+                self.source.fail(
+                    statement, "in place would change the tensor itself when run eagerly; write `x = x + y`"
+                )
             elif not isinstance(statement, ast.Pass):
-                self.source.fail(statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return")
+                self.source.fail(
+                    statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
+                )
 
     def targets(self, target: ast.expr) -> list[str]:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -229,7 +233,9 @@ class _Lowering(ast.NodeTransformer):
             self.source.fail(target, f"assign to names, not to `{ast.unparse(target)}`")
         for name in found:
             if name in self.source.kinds and self.source.kinds[name] != "Value":
-                self.source.fail(target, f"`{name}` is a {self.source.kinds[name].lower()} and keeps its value; use a new name")
+                self.source.fail(
+                    target, f"`{name}` is a {self.source.kinds[name].lower()} and keeps its value; use a new name"
+                )
             if name in WORDS or name.startswith("_"):
                 self.source.fail(target, f"`{name}` is taken; use another name")
         return found
@@ -256,7 +262,9 @@ class _Lowering(ast.NodeTransformer):
         constant = self.source.function.__globals__.get(name)
         if isinstance(constant, (int, float)):
             return _call("number", ast.Constant(float(constant)))
-        self.source.fail(node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags")
+        self.source.fail(
+            node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags"
+        )
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
@@ -265,7 +273,9 @@ class _Lowering(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if not isinstance(node.op, _OPERATORS):
-            self.source.fail(node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions); powers belong in scalars")
+            self.source.fail(
+                node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions); powers belong in scalars"
+            )
         left, right = self.visit(node.left), self.visit(node.right)
         return _call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
 
@@ -296,7 +306,9 @@ class _Lowering(ast.NodeTransformer):
         if isinstance(called, FunctionType):
             return _call(self.helper(called), *arguments)
         known = ", ".join(WORDS)
-        self.source.fail(node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module")
+        self.source.fail(
+            node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module"
+        )
 
     def helper(self, function: FunctionType) -> str:
         if function not in self.helpers:

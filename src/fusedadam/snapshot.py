@@ -55,6 +55,10 @@ class Snapshot:
         # States are known by identity. An id may come back once its tensor is gone, so a death is noted.
         self._deaths: list[object] = []
         self._watch = [weakref.ref(t, self._deaths.append) for s, t in zip(slots, tensors, strict=True) if s.is_state]
+        # A tensor that only Python holds takes and drops the GIL whenever C++ touches it: more than half the time of a
+        # look, and of counting versions up. One more owner on the C++ side spares that. (Parameters only, which the
+        # optimizer holds anyway.)
+        self._owner = torch._C.ScriptList(list(params)) if hasattr(torch._C, "ScriptList") and params else None
         self._look = (_compiled_loop() or _plain_look)(self, tensors)
         self._look(params, states)
 
@@ -83,7 +87,7 @@ def _plain_look(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
         for k, tensor in enumerate(find(snapshot.slots, params, states)):
             slot = snapshot.slots[k]
             if slot.is_state or slot.what == NO_GRAD:
-                if slot.is_state and id(tensor) != seen[k] or slot.what == NO_GRAD and tensor is not None:
+                if (slot.is_state and id(tensor) != seen[k]) or (slot.what == NO_GRAD and tensor is not None):
                     return CHANGED
                 continue
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:

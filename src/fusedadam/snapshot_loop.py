@@ -1,7 +1,6 @@
 """The compiled loop of snapshot.py. It calls Python's own C interface, with the GIL held, through addresses."""
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic

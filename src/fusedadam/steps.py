@@ -7,7 +7,7 @@ a thousand of them are counted up in one operation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,27 +15,34 @@ from torch import Tensor
 
 from fusedadam.launch_table import Floats, Int64s
 
+Places: TypeAlias = Int64s | slice
+
 
 class StepCounts:
     def __init__(self) -> None:
-        self._flat = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self._hold([])
 
-    def adopt(self, active: Sequence[dict[str, Any]], everyone: Iterable[dict[str, Any]]) -> Int64s:
+    def _hold(self, values: list[float]) -> None:
+        self._flat = torch.tensor(values, dtype=torch.float32, device="cpu")
+        self._numbers = self._flat.numpy()
+
+    def adopt(self, active: Sequence[dict[str, Any]], everyone: Iterable[dict[str, Any]]) -> Places:
         """Makes every ``step`` a view of one tensor, and says where those of ``active`` are."""
         if any(self._place(state.get("step")) is None for state in active):
             owners = [state for state in everyone if "step" in state]
-            values = [float(state["step"]) for state in owners]
-            self._flat = torch.tensor(values, dtype=torch.float32, device="cpu")
+            self._hold([float(state["step"]) for state in owners])
             for state, view in zip(owners, self._flat, strict=True):
                 state["step"] = view
-        return np.array([self._place(state["step"]) for state in active], dtype=np.int64)
+        places = np.array([self._place(state["step"]) for state in active], dtype=np.int64)
+        everyone_in_order = np.array_equal(places, np.arange(len(self._flat)))
+        return slice(None) if everyone_in_order else places
 
-    def next(self, places: Int64s) -> Floats:
+    def next(self, places: Places) -> Floats:
         """The numbers of the steps that are about to be taken."""
-        return self._flat.numpy()[places].astype(np.float64) + 1
+        return self._numbers[places] + np.float64(1)
 
-    def advance(self, places: Int64s) -> None:
-        self._flat.numpy()[places] += 1
+    def set(self, places: Places, steps: Floats) -> None:
+        self._numbers[places] = steps
 
     def _place(self, step: Any) -> int | None:
         if not isinstance(step, Tensor) or step.dtype != torch.float32 or step.device.type != "cpu":

@@ -40,11 +40,15 @@ def check(wanted: str, device: torch.device | None = None) -> None:
     if wanted not in NAMES:
         raise ValueError(f"backend={wanted!r} is unknown; use one of {', '.join(NAMES)}, or None to choose by device")
     if not _installed(wanted):
-        raise RuntimeError(f"backend={wanted!r} needs the package {wanted}, which is not installed: pip install {wanted}")
+        raise RuntimeError(
+            f"backend={wanted!r} needs the package {wanted}, which is not installed: pip install {wanted}"
+        )
     if device is None or wanted == "eager":
         return
     if wanted == "numba" and device.type != "cpu":
-        raise RuntimeError(f"backend='numba' runs on the CPU, but a parameter is on {device}; use 'triton', 'eager' or None")
+        raise RuntimeError(
+            f"backend='numba' runs on the CPU, but a parameter is on {device}; use 'triton', 'eager' or None"
+        )
     if wanted == "triton":
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         if device.type == "cpu" and not interpreted:
@@ -53,7 +57,9 @@ def check(wanted: str, device: torch.device | None = None) -> None:
                 "(TRITON_INTERPRET=1, set before torch.optim is used, runs Triton on the CPU, slowly, for tests)"
             )
         if device.type != "cpu" and interpreted:
-            raise RuntimeError(f"TRITON_INTERPRET=1 is set, and the interpreter cannot reach memory on {device}; unset it")
+            raise RuntimeError(
+                f"TRITON_INTERPRET=1 is set, and the interpreter cannot reach memory on {device}; unset it"
+            )
 
 
 @functools.cache

@@ -13,7 +13,9 @@ from fusedadam.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.words import maximum, sqrt
 
 
-def adam_scalars(step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar) -> dict[str, Any]:
+def adam_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar
+) -> dict[str, Any]:
     return {
         "decay": 1 - lr * weight_decay,
         "weight_decay": weight_decay,
@@ -54,15 +56,39 @@ class AdamW(FusedOptimizer):
     fixed = {"decoupled": True}
 
     def __init__(
-        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(params, dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
-        ))
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                amsgrad=amsgrad,
+                maximize=maximize,
+                foreach=foreach,
+                capturable=capturable,
+                differentiable=differentiable,
+                fused=fused,
+                state_dtype=state_dtype,
+                backend=backend,
+            ),
+        )
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -75,12 +101,34 @@ class Adam(AdamW):
     fixed = {"decoupled": False}
 
     def __init__(
-        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            state_dtype=state_dtype,
+            backend=backend,
         )

@@ -16,29 +16,58 @@ from fusedadam.words import minimum, sqrt, where
 
 
 def ema_adam_scalars(
-    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
-    ema_decay: Scalar, ema_warmup: Scalar, bias_correction: Scalar,
+    step: Scalar,
+    lr: Scalar,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar,
+    ema_decay: Scalar,
+    ema_warmup: Scalar,
+    bias_correction: Scalar,
 ) -> dict[str, Any]:
     keep = where(ema_warmup > 0, minimum(ema_decay, (1 + step) / (10 + step)), ema_decay)
     return {
-        "lr": lr, "eps": eps, "weight_decay": weight_decay,
-        "beta1": beta1, "beta1c": 1 - beta1, "bias1": where(bias_correction > 0, 1 - beta1**step, 1.0),
-        "beta2": beta2, "beta2c": 1 - beta2, "bias2": where(bias_correction > 0, 1 - beta2**step, 1.0),
-        "keep": keep, "keepc": 1 - keep,
+        "lr": lr,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "beta1": beta1,
+        "beta1c": 1 - beta1,
+        "debias1": where(bias_correction > 0, 1 / (1 - beta1**step), 1.0),
+        "beta2": beta2,
+        "beta2c": 1 - beta2,
+        "debias2": where(bias_correction > 0, 1 / (1 - beta2**step), 1.0),
+        "keep": keep,
+        "keepc": 1 - keep,
     }
 
 
 @rule(scalars=ema_adam_scalars)
 def ema_adam(
-    param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, ema_params: Value, *,
-    lr: Scalar, eps: Scalar, weight_decay: Scalar, beta1: Scalar, beta1c: Scalar, bias1: Scalar,
-    beta2: Scalar, beta2c: Scalar, bias2: Scalar, keep: Scalar, keepc: Scalar, decoupled: Flag,
+    param: Value,
+    grad: Value,
+    exp_avg: Value,
+    exp_avg_sq: Value,
+    ema_params: Value,
+    *,
+    lr: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar,
+    beta1: Scalar,
+    beta1c: Scalar,
+    debias1: Scalar,
+    beta2: Scalar,
+    beta2c: Scalar,
+    debias2: Scalar,
+    keep: Scalar,
+    keepc: Scalar,
+    decoupled: Flag,
 ) -> Values:
     if not decoupled:
         grad = grad + weight_decay * param
     exp_avg = beta1 * exp_avg + beta1c * grad
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
-    update = exp_avg / bias1 / (sqrt(exp_avg_sq / bias2) + eps)
+    update = exp_avg * debias1 / (sqrt(exp_avg_sq * debias2) + eps)
     if decoupled:
         update = update + weight_decay * param
     param = param - lr * update
@@ -51,17 +80,45 @@ class EmaAdamW(FusedOptimizer):
     states = {"ema_params": State(copy_of_param=True, dtype_option="ema_dtype")}
 
     def __init__(
-        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
-        bias_correction: bool = True, ema_dtype: torch.dtype | None = None, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        ema_decay: float = 0.9999,
+        *,
+        ema_warmup: bool = True,
+        decoupled: bool = True,
+        bias_correction: bool = True,
+        ema_dtype: torch.dtype | None = None,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(params, dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
-            decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
-        ))
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                ema_decay=ema_decay,
+                ema_warmup=ema_warmup,
+                decoupled=decoupled,
+                bias_correction=bias_correction,
+                ema_dtype=ema_dtype,
+                foreach=foreach,
+                capturable=capturable,
+                differentiable=differentiable,
+                fused=fused,
+                state_dtype=state_dtype,
+                backend=backend,
+            ),
+        )
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -83,7 +140,10 @@ class EmaAdamW(FusedOptimizer):
         """
         averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
-        outer, self._no_steps = self._no_steps, "a step inside ema_weights() would be lost when the trained weights come back"
+        outer, self._no_steps = (
+            self._no_steps,
+            "a step inside ema_weights() would be lost when the trained weights come back",
+        )
         try:
             with torch.no_grad():
                 for param, ema in averaged:

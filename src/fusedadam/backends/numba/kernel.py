@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from fusedadam.rule import Special
 
@@ -13,6 +12,7 @@ SIGNATURE = "void(int64[:, ::1], int64[::1], int32[::1], int32[::1], int64, floa
 def source(special: Special, storage: Mapping[str, str], compute: str, scaled: bool) -> str:
     """``storage`` names how each role is kept. With ``scaled``, gradients are divided by ``grad_scale``."""
     pad = " " * 12
+    any_nan = {storage[r] for r in special.inputs} != {"bf16"}
     loads = [f"{pad}{r} = load_{r}(_at_{r}, _i)" for r in special.inputs]
     if scaled:
         loads.append(f"{pad}grad = divide(grad, _scale)")
@@ -26,7 +26,7 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
         "",
         f'number = NUMBER["{compute}"]',
         *(f'load_{r} = load("{storage[r]}", "{compute}")' for r in special.inputs),
-        *(f'store_{r} = store("{storage[r]}", "{compute}")' for r in special.outputs),
+        *(f'store_{r} = store("{storage[r]}", "{compute}", {any_nan})' for r in special.outputs),
         "",
         *(f"\n@inline\n{function}\n" for function in special.functions),
         "",
@@ -45,6 +45,3 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
         "",
     ]
     return "\n".join(lines)
-
-
-Kernel = Callable[..., Any]

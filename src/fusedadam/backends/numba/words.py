@@ -30,9 +30,7 @@ inline = numba.njit(error_model="numpy")
 
 
 def kernel(signature: str, cache: bool) -> Callable[[Callable[..., Any]], Any]:
-    decorate: Callable[[Callable[..., Any]], Any] = numba.njit(
-        signature, nogil=True, error_model="numpy", cache=cache
-    )
+    decorate: Callable[[Callable[..., Any]], Any] = numba.njit(signature, nogil=True, error_model="numpy", cache=cache)
     return decorate
 
 
@@ -79,13 +77,17 @@ def load(storage: str, compute: str) -> Any:
     return load_value
 
 
-def store(storage: str, compute: str) -> Any:
-    """``store(address, index, value)``: rounds once, to nearest even, and writes."""
+def store(storage: str, compute: str, any_nan: bool = True) -> Any:
+    """``store(address, index, value)``: rounds once, to nearest even, and writes.
+
+    Rounding to bfloat16 by integers could carry a NaN with a full mantissa over into zero. A kernel whose inputs are
+    all bfloat16 never sees one (its NaNs end in 16 zero bits), so it may say ``any_nan=False`` and skip the test.
+    """
 
     @intrinsic  # type: ignore[misc]
     def store_value(context: Any, address: Any, index: Any, value: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            b.store(_narrow(b, args[2], storage, compute), _element(b, storage, *args[:2]))
+            b.store(_narrow(b, args[2], storage, compute, any_nan), _element(b, storage, *args[:2]))
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, COMPUTE[compute]), emit
@@ -107,7 +109,7 @@ def _widen(b: Any, raw: Any, storage: str, compute: str) -> Any:
     return raw if compute == "f32" else b.fpext(raw, DOUBLE)
 
 
-def _narrow(b: Any, value: Any, storage: str, compute: str) -> Any:
+def _narrow(b: Any, value: Any, storage: str, compute: str, any_nan: bool) -> Any:
     if storage in COMPUTE:
         if storage == compute:
             return value
@@ -119,7 +121,9 @@ def _narrow(b: Any, value: Any, storage: str, compute: str) -> Any:
     bits = b.bitcast(value, I32)
     odd = b.and_(b.lshr(bits, I32(16)), I32(1))
     rounded = b.lshr(b.add(b.add(bits, I32(0x7FFF)), odd), I32(16))
-    return b.trunc(b.select(b.fcmp_unordered("uno", value, value), I32(0x7FC0), rounded), I16)
+    if any_nan:
+        rounded = b.select(b.fcmp_unordered("uno", value, value), I32(0x7FC0), rounded)
+    return b.trunc(rounded, I16)
 
 
 def _round_to_odd(b: Any, x: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,51 +21,67 @@ from fusedadam.backends.triton import kernel, words
 from fusedadam.launch_table import LaunchTable, Roles
 from fusedadam.rule import Special
 
-CHUNK, BLOCK, WARPS = 2048, 1024, 4
+
+class Tile(NamedTuple):
+    """Elements of a chunk, elements handled at a time, and warps that handle them."""
+
+    chunk: int
+    block: int
+    warps: int
+
+
+# Of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square root are
+# correctly rounded), and want fewer elements a thread.
+WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
 
 
 def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
     special, storage = table.special, tuple(table.storage.items())
     device, tensors = table.device, len(table.sizes)
-    tensor, index = (torch.from_numpy(a).to(device) for a in table.chunks(CHUNK))
+    tile = NARROW if set(table.storage.values()) <= {"f16", "bf16"} else WIDE
+    options = {"num_warps": tile.warps, "enable_fp_fusion": False}
+    tensor, index = (torch.from_numpy(a).to(device) for a in table.chunks(tile.chunk))
     sizes = torch.from_numpy(table.sizes).to(device)
     # rows first, then addresses: a step whose tensors have not moved sends the rows alone
     sent = torch.zeros(table.rows.size + table.addresses.size, dtype=torch.int64, device=device)
-    rows, addresses = sent[: table.rows.size].view(torch.float64), sent[table.rows.size :]
+    row_words = sent[: table.rows.size]
+    rows, addresses = row_words.view(torch.float64), sent[table.rows.size :]
 
     def send() -> None:
-        words_to_send = sent.numel() if table.moved else table.rows.size
-        host = torch.empty(words_to_send, dtype=torch.int64, pin_memory=device.type != "cpu")
+        target = sent if table.moved else row_words
+        host = torch.empty(len(target), dtype=torch.int64, pin_memory=device.type != "cpu")
         view = host.numpy()
         view[: table.rows.size] = table.rows.view(np.int64).ravel()
         if table.moved:
             view[table.rows.size :] = table.addresses.ravel()
-        sent[:words_to_send].copy_(host, non_blocking=True)
+        target.copy_(host, non_blocking=True)
         table.moved = False
 
-    def launch(compiled: Any, grid: int, warm_up: bool = False) -> None:
-        # a found_inf or grad_scale that is not given is never read; any tensor stands in for its address
+    def arguments() -> tuple[Any, ...]:
+        # a grad_scale or found_inf that is not given is never read: any tensor stands in for it
         amp = (sent if t is None else t for t in (table.grad_scale, table.found_inf))
-        arguments = (addresses, sizes, tensor, index, rows, tensors, *amp, CHUNK, BLOCK)
-        options = {"num_warps": WARPS, "enable_fp_fusion": False}
-        if warm_up:
-            compiled.warmup(*arguments, grid=(grid,), **options)
-        else:
-            compiled[(grid,)](*arguments, **options)
+        return (addresses, sizes, tensor, index, rows, tensors, *amp, tile.chunk, tile.block)
 
+    grid = (len(tensor), 1, 1)
     plain = _compile(special, storage, table.compute, scaled=False)
-    if not words.INTERPRETED:
+    if words.INTERPRETED:
+        ready = plain[grid]
+    else:
+        # compiled now, so that a compiler's complaint comes before anything is written; and kept, so that a
+        # launch need not look at its arguments anew
         with _current(device):
-            launch(plain, 1, warm_up=True)
+            ready = plain.warmup(*arguments(), grid=grid, **options)[grid]
+    fixed = arguments()
 
     def run(_: Sequence[Roles]) -> None:
         if not len(tensor):
             return
-        scaled = table.grad_scale is not None or table.found_inf is not None
-        compiled = _compile(special, storage, table.compute, scaled=True) if scaled else plain
         with _current(device):
             send()
-            launch(compiled, len(tensor))
+            if table.grad_scale is None and table.found_inf is None:
+                ready(*fixed)
+            else:
+                _compile(special, storage, table.compute, scaled=True)[grid](*arguments(), **options)
 
     return run
 

@@ -18,8 +18,14 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
     words = "abs, float_to_bf16, maximum, minimum, round_to_odd, where"
     suffix = "64" if compute == "f64" else ""
     per_chunk = [f"    _at_{r} = tl.load(addresses + {k} * tensors + _t)" for k, r in enumerate(special.roles)]
-    per_chunk += [f"    {s} = tl.load(rows + {k} * tensors + _t).to({TYPES[compute]})" for k, s in enumerate(special.scalars)]
-    stop_at_inf = ["    if tl.load(found_inf) != 0:", "        return", f"    _scale = tl.load(grad_scale).to({TYPES[compute]})"]
+    per_chunk += [
+        f"    {s} = tl.load(rows + {k} * tensors + _t).to({TYPES[compute]})" for k, s in enumerate(special.scalars)
+    ]
+    stop_at_inf = [
+        "    if tl.load(found_inf) != 0:",
+        "        return",
+        f"    _scale = tl.load(grad_scale).to({TYPES[compute]})",
+    ]
     lines = [
         f"# {special.title}: {', '.join(f'{r} {storage[r]}' for r in special.roles)}, computed in {compute}",
         "import triton",
@@ -60,12 +66,17 @@ def _loop(
     mask = ", mask=_live" if masked else ""
     outputs = ", ".join(f"_new_{r}" for r in special.outputs) + ("," if len(special.outputs) == 1 else "")
     inner = [
-        "_i = _start + _offset + tl.arange(0, BLOCK)" if masked else "_i = tl.multiple_of(_start + _offset, BLOCK) + tl.arange(0, BLOCK)",
+        "_i = _start + _offset + tl.arange(0, BLOCK)"
+        if masked
+        else "_i = tl.multiple_of(_start + _offset, BLOCK) + tl.arange(0, BLOCK)",
         *(["_live = _i < _size"] if masked else []),
         *(f"{r} = tl.load(_to_{r} + _i{mask}).to({TYPES[compute]})" for r in special.inputs),
         *(["grad = divide(grad, _scale)"] if scaled else []),
         f"{outputs} = update({', '.join([*special.inputs, *special.scalars])})",
-        *(f"tl.store(_to_{r} + _i, {_rounded(f'_new_{r}', storage[r], compute, interpreted)}{mask})" for r in special.outputs),
+        *(
+            f"tl.store(_to_{r} + _i, {_rounded(f'_new_{r}', storage[r], compute, interpreted)}{mask})"
+            for r in special.outputs
+        ),
     ]
     return [
         *(f"        _to_{r} = {pointer(r)}" for r in special.roles),
