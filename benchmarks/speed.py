@@ -1,7 +1,7 @@
 """How fast is a step? Ours beside its peers, in one run: `python benchmarks/speed.py` (on the GPU if there is one).
 
-Absolute times depend on the machine and on who shares it; the ratios are what to read. Ours and the peer take turns, and
-each figure is the median of its turns.
+Absolute times depend on the machine and on who shares it; the ratios are what to read. Ours and the peer take turns,
+and each figure is the median of its turns.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def no_mathematics(param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value)
 class NoMathematics(FusedOptimizer):
     rule = no_mathematics
 
-    def __init__(self, params: Any) -> None:
-        options = ("foreach", "fused", "capturable", "differentiable")
-        super().__init__(
-            params,
-            {"lr": 0.0, "weight_decay": 0.0, "backend": None, "state_dtype": None, **dict.fromkeys(options, False)},
-        )
+    # fmt: off
+    def __init__(
+        self, params: Any, lr: float = 0, weight_decay: float = 0, foreach: None = None, capturable: bool = False,
+        differentiable: bool = False, fused: None = None, state_dtype: None = None, backend: None = None,
+    ) -> None:
+        super().__init__(params, locals())
+    # fmt: on
 
 
 class TorchWithEma(torch.optim.AdamW):
@@ -113,19 +114,28 @@ class Report:
     def add(self, what: str, ours: float, peer: str, theirs: float, goal: float, figure: float, unit: str) -> None:
         met = figure >= goal if unit != "s" and not unit.startswith("of the time") else figure <= goal
         self.rows.append(
-            dict(what=what, ours=ours, peer=peer, theirs=theirs, goal=goal, figure=figure, unit=unit, met=met)
+            {"what": what, "ours": ours, "peer": peer, "theirs": theirs, "figure": figure, "unit": unit, "goal": goal}
+            | {"met": met}
         )
         print(f"  {what}: {figure:.3g} {unit} (goal {goal:g}){'' if met else '  MISSED'}", flush=True)
 
     def table(self) -> str:
-        head = f"{'what':58} {'ours':>10} {'peer':>34} {'theirs':>10} {'figure':>22} {'goal':>7}"
-        lines = [head, "-" * len(head)]
-        for r in self.rows:
-            figure = f"{r['figure']:.3g} {r['unit']}"
-            lines.append(
-                f"{r['what']:58} {r['ours']:>10.4g} {r['peer']:>34} {r['theirs']:>10.4g} {figure:>22} {r['goal']:>7g}{'' if r['met'] else ' MISSED'}"
+        head = ("what", "ours", "peer", "theirs", "figure", "goal")
+        rows = [head] + [
+            (
+                r["what"],
+                f"{r['ours']:.4g}",
+                r["peer"],
+                f"{r['theirs']:.4g}",
+                f"{r['figure']:.3g} {r['unit']}",
+                f"{r['goal']:g}",
             )
-        return "\n".join(lines)
+            for r in self.rows
+        ]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        marks = ["", *("" if r["met"] else "MISSED" for r in self.rows)]
+        return "\n".join(f"{line}  {mark}" for line, mark in zip(lines, marks, strict=True))
 
 
 def on_gpu(report: Report) -> None:

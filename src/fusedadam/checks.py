@@ -44,6 +44,11 @@ def betas(value: Any) -> None:
         number(f"betas[{k}]", beta, below=1.0)
 
 
+def adam_options(group: Mapping[str, Any]) -> None:
+    betas(group["betas"])
+    number("eps", group["eps"])
+
+
 def boolean(name: str, value: Any, or_none: bool = False) -> None:
     if not isinstance(value, bool) and not (or_none and value is None):
         raise TypeError(f"{name}={value!r} must be True or False{' or None' if or_none else ''}")
@@ -81,7 +86,8 @@ def tensor(name: str, value: Any) -> None:
     if value.layout != torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise RuntimeError(
-            f"{name} does not support sparse layouts (it is {kind}); convert it with .to_dense(), or use torch.optim.SparseAdam"
+            f"{name} does not support sparse layouts (it is {kind}); "
+            "convert it with .to_dense(), or use torch.optim.SparseAdam"
         )
     if value.dtype not in STORAGES:
         raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(STORAGES)}")
@@ -107,7 +113,8 @@ def alike(roles: Mapping[str, Tensor], where: str = "") -> None:
     for role, value in roles.items():
         if value.shape != param.shape:
             raise RuntimeError(
-                f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; they must be equal"
+                f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; "
+                "they must be equal"
             )
         if value.device != param.device:
             raise RuntimeError(

@@ -27,6 +27,7 @@ from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
 
 Group: TypeAlias = dict[str, Any]
+NOT_OPTIONS = ("self", "params", "__class__")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -45,12 +46,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     fixed: ClassVar[Mapping[str, Any]] = {}  # flags and hyper-parameters that are the same for every group
     states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
     _no_steps: str | None = None  # why stepping is refused at the moment
+    _plan: Plan | None
+    _flags: list[tuple[bool, ...]]
+    _seen: list[Any] | None
 
-    def __init__(self, params: Params, defaults: Group) -> None:
+    def __init__(self, params: Params, arguments: Mapping[str, Any]) -> None:
+        """``arguments``: the ``locals()`` of the subclass's own ``__init__``, which are its options."""
         self._forget()
-        given = params if isinstance(params, (Tensor, Mapping)) else list(params)
+        given: Any = params if isinstance(params, (Tensor, Mapping)) else list(params)
         with _as_before_on_error([g for g in given if isinstance(g, dict)]):
-            super().__init__(given, defaults)
+            super().__init__(given, {name: value for name, value in arguments.items() if name not in NOT_OPTIONS})
 
     def check(self, group: Group) -> None:
         """Refuses options that are out of range; called for each group before it is taken in."""
@@ -90,11 +95,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = self._params()
         flags, options = self._options()
         tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
-        if self._plan is None or tensors == CHANGED or flags != self._flags:
-            self._plan, self._flags = self._make_plan(params, flags), flags
+        plan = self._plan
+        if plan is None or tensors == CHANGED or flags != self._flags:
+            plan, self._flags = self._make_plan(params, flags), flags
         elif tensors == MOVED:
-            self._plan.place()
-        self._plan.run(params, self.state, self._steps, options)
+            plan.place()
+        self._plan = plan
+        plan.run(params, self.state, self._steps, options)
         return loss
 
     def _params(self) -> list[Tensor]:
@@ -121,7 +128,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return empty.copy_(param) if kind.copy_of_param else empty.zero_()
 
     def _options(self) -> tuple[list[tuple[bool, ...]], dict[str, Floats]]:
-        """For each group its flags, and for each hyper-parameter its value in each group; kept while nothing changes."""
+        """For each group its flags, and for each hyper-parameter its value in each group; kept until one changes."""
         now = [self._raw_options(group) for group in self.param_groups]
         if self._seen is None or now != self._seen:
             flags = [tuple(bool(v) for v in raw[0]) for raw in now]
@@ -146,14 +153,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _refuse(self) -> None:
         if self._no_steps is not None:
             raise RuntimeError(self._no_steps)
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             raise RuntimeError("step() cannot be captured in a CUDA graph: step counts and lr live on the host")
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
-        self._plan: Plan | None = None
-        self._steps = StepCounts()
-        self._seen: list[Any] | None = None
+        self._plan, self._seen, self._steps = None, None, StepCounts()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -163,7 +168,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim, but each state keeps the dtype it was saved with, and nothing is shared with ``state_dict``."""
+        """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``."""
         mine = [group["backend"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         saved = [k for group in state_dict["param_groups"] for k in group["params"]]

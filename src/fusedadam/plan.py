@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.backends import Backend
-from fusedadam.launch_table import Floats, Int64s, Roles, launches
+from fusedadam.launch_table import Backend, Floats, Int64s, Roles, launches
 from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find

@@ -83,7 +83,7 @@ SIGNATURE = (
 )
 
 
-@numba.njit(SIGNATURE, error_model="numpy", cache=cached)  # noqa: F821  set by the loader
+@numba.njit(SIGNATURE, error_model="numpy", cache=globals().get("cached", False))  # set by the loader
 def look(functions, params, owners, values, none, grad, known_params, known_owners, slots, addresses, layouts, tensor):
     list_item, attribute, dict_item = functions[0], functions[1], functions[2]
     release, clear_error = functions[4], functions[5]

@@ -75,6 +75,7 @@ def _installed(name: str) -> bool:
 @functools.cache
 def _warn_missing(name: str, device: str) -> None:
     warnings.warn(
-        f"fusedadam: {name} is not installed, so optimizers on {device} run eagerly, many times slower; pip install {name}",
+        f"fusedadam: {name} is not installed, so optimizers on {device} run eagerly, many times "
+        f"slower; pip install {name}",
         stacklevel=2,
     )

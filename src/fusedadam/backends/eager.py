@@ -20,7 +20,7 @@ SLICE = 1 << 20
 def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
     special, flags = table.special, dict(table.special.flags)
 
-    def update(roles: Roles, scalars: dict[str, Tensor]) -> None:
+    def update(roles: Roles, scalars: dict[str, Tensor | None]) -> None:
         number = compute_dtype(roles["param"].dtype)
         values = {r: roles[r].to(number) if r in special.inputs else None for r in special.rule.roles}
         if table.grad_scale is not None and values["grad"] is not None:
@@ -39,7 +39,9 @@ def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
             number = compute_dtype(roles["param"].dtype)
             # 0-d tensors rather than numbers: torch would multiply a float32 tensor by a number rounded differently
             row = torch.from_numpy(table.rows[:, k].copy()).to(number).to(table.device)
-            scalars = dict.fromkeys(special.rule.scalar_names) | dict(zip(special.scalars, row, strict=True))
+            scalars: dict[str, Tensor | None] = dict.fromkeys(special.rule.scalar_names) | dict(
+                zip(special.scalars, row, strict=True)
+            )
             for start in range(0, int(table.sizes[k]), SLICE):
                 update({r: t[start : start + SLICE] for r, t in flat.items()}, scalars)
 

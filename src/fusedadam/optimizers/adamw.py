@@ -52,83 +52,75 @@ def adam(
 
 
 class AdamW(FusedOptimizer):
+    r"""AdamW, a drop-in for :class:`torch.optim.AdamW`.
+
+    .. math::
+        m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2, \quad
+        p_t = (1 - \eta\lambda) p_{t-1} - \eta \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
+
+    Args:
+        params: parameters, named parameters or groups, as for any torch optimizer
+        lr: learning rate; a number, or a tensor of one element
+        betas: decay of the two moments
+        eps: added to the denominator
+        weight_decay: decoupled weight decay
+        amsgrad: divide by the largest second moment so far
+        maximize: go up the gradient instead of down
+        foreach, fused: accepted and kept; they choose nothing, every step is fused
+        capturable: not supported yet
+        differentiable: not supported
+        state_dtype: dtype of the moments; None means each parameter's own
+        backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = AdamW(model.parameters(), lr=1e-3)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
     rule = adam
     fixed = {"decoupled": True}
 
+    # fmt: off
     def __init__(
-        self,
-        params: Params,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_dtype: torch.dtype | None = None,
-        backend: str | None = None,
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            dict(
-                lr=lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                amsgrad=amsgrad,
-                maximize=maximize,
-                foreach=foreach,
-                capturable=capturable,
-                differentiable=differentiable,
-                fused=fused,
-                state_dtype=state_dtype,
-                backend=backend,
-            ),
-        )
+        super().__init__(params, locals())
+    # fmt: on
 
     def check(self, group: Group) -> None:
         super().check(group)
-        checks.betas(group["betas"])
-        checks.number("eps", group["eps"])
+        checks.adam_options(group)
         checks.boolean("amsgrad", group["amsgrad"])
 
 
 class Adam(AdamW):
+    r"""Adam, a drop-in for :class:`torch.optim.Adam`: as :class:`AdamW`, but weight decay is an L2 penalty.
+
+    .. math::
+        g_t \leftarrow g_t + \lambda p_{t-1}
+
+    before the moments, and the parameter itself does not decay. All arguments are those of :class:`AdamW`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
     fixed = {"decoupled": False}
 
+    # fmt: off
     def __init__(
-        self,
-        params: Params,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_dtype: torch.dtype | None = None,
-        backend: str | None = None,
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            state_dtype=state_dtype,
-            backend=backend,
-        )
+        FusedOptimizer.__init__(self, params, locals())
+    # fmt: on

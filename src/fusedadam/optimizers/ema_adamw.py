@@ -15,53 +15,25 @@ from fusedadam.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.words import minimum, sqrt, where
 
 
+# fmt: off
 def ema_adam_scalars(
-    step: Scalar,
-    lr: Scalar,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    weight_decay: Scalar,
-    ema_decay: Scalar,
-    ema_warmup: Scalar,
-    bias_correction: Scalar,
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
+    ema_decay: Scalar, ema_warmup: Scalar, bias_correction: Scalar,
 ) -> dict[str, Any]:
     keep = where(ema_warmup > 0, minimum(ema_decay, (1 + step) / (10 + step)), ema_decay)
     return {
-        "lr": lr,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "beta1": beta1,
-        "beta1c": 1 - beta1,
-        "debias1": where(bias_correction > 0, 1 / (1 - beta1**step), 1.0),
-        "beta2": beta2,
-        "beta2c": 1 - beta2,
-        "debias2": where(bias_correction > 0, 1 / (1 - beta2**step), 1.0),
-        "keep": keep,
-        "keepc": 1 - keep,
+        "lr": lr, "eps": eps, "weight_decay": weight_decay,
+        "beta1": beta1, "beta1c": 1 - beta1, "debias1": where(bias_correction > 0, 1 / (1 - beta1**step), 1.0),
+        "beta2": beta2, "beta2c": 1 - beta2, "debias2": where(bias_correction > 0, 1 / (1 - beta2**step), 1.0),
+        "keep": keep, "keepc": 1 - keep,
     }
 
 
 @rule(scalars=ema_adam_scalars)
 def ema_adam(
-    param: Value,
-    grad: Value,
-    exp_avg: Value,
-    exp_avg_sq: Value,
-    ema_params: Value,
-    *,
-    lr: Scalar,
-    eps: Scalar,
-    weight_decay: Scalar,
-    beta1: Scalar,
-    beta1c: Scalar,
-    debias1: Scalar,
-    beta2: Scalar,
-    beta2c: Scalar,
-    debias2: Scalar,
-    keep: Scalar,
-    keepc: Scalar,
-    decoupled: Flag,
+    param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, ema_params: Value, *,
+    lr: Scalar, eps: Scalar, weight_decay: Scalar, beta1: Scalar, beta1c: Scalar, debias1: Scalar,
+    beta2: Scalar, beta2c: Scalar, debias2: Scalar, keep: Scalar, keepc: Scalar, decoupled: Flag,
 ) -> Values:
     if not decoupled:
         grad = grad + weight_decay * param
@@ -73,57 +45,52 @@ def ema_adam(
     param = param - lr * update
     ema_params = keep * ema_params + keepc * param
     return param, exp_avg, exp_avg_sq, ema_params
+# fmt: on
 
 
 class EmaAdamW(FusedOptimizer):
+    r"""AdamW with an exponential moving average of the parameters, kept in the state as ``ema_params``.
+
+    .. math::
+        p_t = p_{t-1} - \eta \left( \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
+        + \lambda p_{t-1} \right), \quad s_t = d_t s_{t-1} + (1 - d_t) p_t
+
+    Args:
+        params, lr, betas, eps, weight_decay: as for :class:`AdamW`
+        ema_decay: the decay :math:`d` of the average, in [0, 1]
+        ema_warmup: begin with a shorter memory, :math:`d_t = \min(d, (1 + t) / (10 + t))`
+        decoupled: weight decay as above (AdamW); False adds it to the gradient (Adam)
+        bias_correction: divide the moments by :math:`1 - \beta^t`
+        ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
+            give ``torch.float32`` for low-precision parameters
+        foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = EmaAdamW(model.parameters(), lr=1e-3, ema_decay=0.999)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> with optimizer.ema_weights():
+        ...     averaged = model(torch.ones(4, 2))
+    """
+
     rule = ema_adam
     states = {"ema_params": State(copy_of_param=True, dtype_option="ema_dtype")}
 
+    # fmt: off
     def __init__(
-        self,
-        params: Params,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        ema_decay: float = 0.9999,
-        *,
-        ema_warmup: bool = True,
-        decoupled: bool = True,
-        bias_correction: bool = True,
-        ema_dtype: torch.dtype | None = None,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_dtype: torch.dtype | None = None,
-        backend: str | None = None,
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
+        bias_correction: bool = True, ema_dtype: torch.dtype | None = None, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            dict(
-                lr=lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                ema_decay=ema_decay,
-                ema_warmup=ema_warmup,
-                decoupled=decoupled,
-                bias_correction=bias_correction,
-                ema_dtype=ema_dtype,
-                foreach=foreach,
-                capturable=capturable,
-                differentiable=differentiable,
-                fused=fused,
-                state_dtype=state_dtype,
-                backend=backend,
-            ),
-        )
+        super().__init__(params, locals())
+    # fmt: on
 
     def check(self, group: Group) -> None:
         super().check(group)
-        checks.betas(group["betas"])
-        checks.number("eps", group["eps"])
+        checks.adam_options(group)
         checks.ema_decay(group["ema_decay"])
         for name in ("ema_warmup", "decoupled", "bias_correction"):
             checks.boolean(name, group[name])

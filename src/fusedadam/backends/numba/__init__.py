@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -76,4 +75,5 @@ def made_for() -> str:
     from fusedadam.backends.numba import words
 
     processor = f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__} {processor}\n{inspect.getsource(words)}"
+    versions = f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__}"
+    return f"{versions} {processor}\n{inspect.getsource(words)}"

@@ -17,6 +17,8 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
     if scaled:
         loads.append(f"{pad}grad = divide(grad, _scale)")
     results = ", ".join(f"_new_{r}" for r in special.outputs)
+    results += "," * (len(special.outputs) == 1)
+    arguments = ", ".join([*special.inputs, *special.scalars])
     stores = [f"{pad}store_{r}(_at_{r}, _i, _new_{r})" for r in special.outputs]
     per_chunk = [f"        _at_{r} = addresses[{k}, _t]" for k, r in enumerate(special.roles)]
     per_chunk += [f"        {s} = number(rows[{k}, _t])" for k, s in enumerate(special.scalars)]
@@ -40,7 +42,7 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
         *per_chunk,
         "        for _i in range(_start, _stop):",
         *loads,
-        f"{pad}{results}{',' if len(special.outputs) == 1 else ''} = update({', '.join([*special.inputs, *special.scalars])})",
+        f"{pad}{results} = update({arguments})",
         *stores,
         "",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def share(work: Callable[[int, int], object], pieces: int, bounds: list[int]) ->
     """Calls ``work(bounds[k], bounds[k + 1])`` for every k on ``pieces`` threads, the caller's own among them."""
     futures: list[Future[object]] = []
     mine = len(bounds) - 2  # the caller works from the end, so that the pool can start at once
-    for first, last in zip(bounds[:mine], bounds[1:], strict=False):
+    for first, last in itertools.pairwise(bounds[: mine + 1]):
         try:
             futures.append(_pool(pieces - 1).submit(work, first, last))
         except RuntimeError:  # the interpreter is shutting down: no new threads, but the work is still done

@@ -22,11 +22,11 @@ __all__ = ["NUMBER", "abs", "divide", "inline", "kernel", "load", "maximum", "mi
 I16, I32 = ir.IntType(16), ir.IntType(32)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "bf16": I16}
-COMPUTE = {"f32": types.float32, "f64": types.float64}
+COMPUTE: dict[str, Any] = {"f32": types.float32, "f64": types.float64}
 NUMBER = {"f32": np.float32, "f64": np.float64}
 
 # Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorises.
-inline = numba.njit(error_model="numpy")
+inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 
 
 def kernel(signature: str, cache: bool) -> Callable[[Callable[..., Any]], Any]:
@@ -67,7 +67,7 @@ def divide(a: Any, b: Any) -> Any:
 def load(storage: str, compute: str) -> Any:
     """``load(address, index)``: the value at ``index`` of memory kept as ``storage``, in the compute dtype."""
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def load_value(context: Any, address: Any, index: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
             return _widen(b, b.load(_element(b, storage, *args)), storage, compute)
@@ -84,7 +84,7 @@ def store(storage: str, compute: str, any_nan: bool = True) -> Any:
     all bfloat16 never sees one (its NaNs end in 16 zero bits), so it may say ``any_nan=False`` and skip the test.
     """
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def store_value(context: Any, address: Any, index: Any, value: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
             b.store(_narrow(b, args[2], storage, compute, any_nan), _element(b, storage, *args[:2]))

@@ -15,8 +15,9 @@ TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64":
 
 def source(special: Special, storage: Mapping[str, str], compute: str, scaled: bool, interpreted: bool) -> str:
     """``storage`` names how each role is kept. With ``scaled``, ``grad_scale`` and ``found_inf`` are obeyed."""
-    words = "abs, float_to_bf16, maximum, minimum, round_to_odd, where"
     suffix = "64" if compute == "f64" else ""
+    words = ["abs", "float_to_bf16", "maximum", "minimum", "round_to_odd", "where"]
+    words += [f"{word}{suffix} as {word}" for word in ("divide", "number", "sqrt")]
     per_chunk = [f"    _at_{r} = tl.load(addresses + {k} * tensors + _t)" for k, r in enumerate(special.roles)]
     per_chunk += [
         f"    {s} = tl.load(rows + {k} * tensors + _t).to({TYPES[compute]})" for k, s in enumerate(special.scalars)
@@ -30,8 +31,7 @@ def source(special: Special, storage: Mapping[str, str], compute: str, scaled: b
         f"# {special.title}: {', '.join(f'{r} {storage[r]}' for r in special.roles)}, computed in {compute}",
         "import triton",
         "import triton.language as tl",
-        f"from fusedadam.backends.triton.words import {words}",
-        f"from fusedadam.backends.triton.words import divide{suffix} as divide, number{suffix} as number, sqrt{suffix} as sqrt",
+        f"from fusedadam.backends.triton.words import {', '.join(words)}",
         "",
         *(f"\n@triton.jit\n{function}\n" for function in special.functions),
         "",

@@ -1,0 +1,1 @@
+"""The commands of `python -m fusedadam`, one module each."""

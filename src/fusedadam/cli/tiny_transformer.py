@@ -1,0 +1,118 @@
+"""A small GPT on bytes, and text that every machine has: the source of Python's own standard library."""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Size:
+    """Short sequences and small batches: the fewer tokens a step sees, the larger the optimizer's share of it."""
+
+    width: int
+    heads: int
+    layers: int
+    context: int
+    batch: int
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers, each added to what came in."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.query_key_value = nn.Linear(size.width, 3 * size.width)
+        self.attention_out = nn.Linear(size.width, size.width)
+        self.mlp_norm = nn.LayerNorm(size.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def attend(self, x: Tensor) -> Tensor:
+        qkv: Tensor = self.query_key_value(x)
+        query, key, value = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class TinyTransformer(nn.Module):
+    """For each byte the logits of the next one."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(BYTES, size.width)
+        self.position_embedding = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, BYTES, bias=False)
+        self.apply(_small_weights)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token_embedding(tokens) + self.position_embedding.weight[: tokens.shape[1]]
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+    def loss(self, windows: Tensor) -> Tensor:
+        """Mean cross entropy, in nats a byte, of predicting each byte of a window from those before it."""
+        logits = self(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def _small_weights(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class Text(NamedTuple):
+    """Bytes as integers: what is trained on, and what is held out to validate with."""
+
+    training: Tensor
+    validation: Tensor
+
+
+def standard_library(limit: int = 4_000_000) -> Text:
+    """The first ``limit`` bytes of the standard library's modules in the order of their names; a tenth is held out."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    if len(text) < limit // 10:
+        raise RuntimeError(f"the demo trains on Python's standard library, but {folder} has next to no source files")
+    tokens = torch.frombuffer(text, dtype=torch.uint8)[:limit].long()
+    border = len(tokens) * 9 // 10
+    return Text(tokens[:border], tokens[border:])
+
+
+def random_windows(text: Tensor, size: Size, generator: torch.Generator) -> Tensor:
+    """A batch to train on: ``context`` bytes and the one after them, from random places."""
+    starts = torch.randint(len(text) - size.context, (size.batch,), generator=generator)
+    return _windows(text, starts, size.context + 1)
+
+
+def even_windows(text: Tensor, size: Size, count: int) -> Tensor:
+    """``count`` windows spread evenly over the text: the same ones for everybody."""
+    return _windows(text, torch.linspace(0, len(text) - size.context - 1, count).long(), size.context + 1)
+
+
+def _windows(text: Tensor, starts: Tensor, length: int) -> Tensor:
+    return text[starts[:, None] + torch.arange(length)]

@@ -1,0 +1,21 @@
+"""Triton's kernels are tested on whatever there is: a GPU for real, else its interpreter on the CPU.
+
+The interpreter must be asked for before triton is first imported, and constructing any torch optimizer imports it.
+"""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)

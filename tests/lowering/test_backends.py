@@ -1,0 +1,175 @@
+"""Does each backend compute the rule? Every backend against the rule in float64, and against each other to the bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import (
+    BF16, CASES, DTYPES, F16, F32, F64, PLACES, apply, apply_in_place, assert_rounded, assert_same_bits, compute_of, draw, exact,
+    pairwise,
+)  # fmt: skip
+
+SHAPES = [(), (1,), (5, 7), (0,), (2, 0, 3), (1023,), (4097,)]
+BORDERS = sorted({n + d for n in (16, 64, 1024, 2048, 4096, 8192, 32768) for d in (-1, 0, 1)})
+
+
+def check(case, place, dtypes, shapes=SHAPES, seed=0):
+    roles = draw(case, shapes, dtypes, seed)
+    results, expected = apply(case, roles, place), exact(case, roles)
+    for before, result, want in zip(roles, results, expected, strict=True):
+        for role, value in want.items():
+            # errors of the parameter are measured by the larger of parameter and update, those of a state by its parts
+            size = torch.maximum(before[role].double().abs(), value.abs())
+            if role in ("exp_avg", "exp_avg_sq"):
+                size = torch.maximum(size, before["grad"].double().abs() + before["param"].double().abs())
+            if role == "ema_params":
+                size = torch.maximum(size, before["param"].double().abs())
+            assert_rounded(result[role], value, size, compute_of(before), f"{case.id} {role}")
+        assert torch.equal(result["grad"], before["grad"]), "the gradient is read, never written"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_rule_and_flag_in_one_dtype(case, place, dtype):
+    check(case, place, [dtype])
+
+
+def combinations(case):
+    return itertools.product(DTYPES, repeat=len(case.rule.special(case.flags).roles))
+
+
+MIXED = [
+    (case, dtypes)
+    for case in (CASES[1], CASES[6], CASES[9])
+    for dtypes in pairwise(*[DTYPES] * len(case.rule.special(case.flags).roles))
+]
+ALL = [(case, dtypes) for case in (CASES[1], CASES[6], CASES[9]) for dtypes in combinations(case)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("part", range(4))
+def test_mixed_dtypes_pairwise(place, part):
+    for case, dtypes in MIXED[part::4]:
+        check(case, place, dtypes)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("part", range(16))
+def test_mixed_dtypes_all(place, part):
+    for case, dtypes in ALL[part::16]:
+        check(case, place, dtypes, [(), (37,), (4097,)])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtypes", [[F32], [BF16], [F16], [F64], [BF16, F32, F16]], ids=str)
+def test_sizes_around_every_border(place, dtypes):
+    """A tail that silently gets no update is a real bug that others had: every element, every size."""
+    case, _ = MIXED[0]
+    check(case, place, dtypes, [(n,) for n in BORDERS])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_size_up_to_a_vector_and_some_beyond(place):
+    check(CASES[1], place, [F32], [(n,) for n in range(1, 130)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_size_to_4097(place, dtype):
+    sizes = range(1, 4098) if place[1] != "triton" or place[0] == "cuda" else range(1, 4098, 16)
+    check(CASES[1], place, [dtype], [(n,) for n in sizes])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_all_backends_give_the_same_bits(case):
+    """Nothing is approximated or contracted anywhere, so a GPU and a CPU agree to the last bit."""
+    places = [p.values[0] for p in PLACES if not any(m.name == "gpu" for m in p.marks) or torch.cuda.is_available()]
+    places = [p for p in places if p != ("cpu", "triton") or not torch.cuda.is_available()]
+    for dtypes in ([F32], [BF16], [F16], [F64], [F32, BF16, F16], [F64, BF16, F16], [BF16, F32]):
+        roles = draw(case, SHAPES, dtypes, seed=1)
+        first, *others = [apply(case, roles, place) for place in places]
+        for place, other in zip(places[1:], others, strict=True):
+            assert_same_bits(first, other, f"{places[0]} and {place}, {dtypes}:")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_unaligned_tensors(place):
+    """An address is not aligned by right: slices of a buffer, as flattened models have them."""
+    case = CASES[1]
+    roles = draw(case, [(5000,), (3, 1700)], [F32])
+    aligned = apply(case, roles, place)
+    for shift in (1, 2, 3, 7):
+        shifted = [{r: _shifted(t, shift, place[0]) for r, t in own.items()} for own in roles]
+        apply_in_place(case, shifted, place)
+        assert_same_bits(aligned, [{r: t.cpu() for r, t in own.items()} for own in shifted], f"shift {shift}")
+
+
+def _shifted(tensor, shift, device):
+    base = torch.empty(tensor.numel() + shift, dtype=tensor.dtype, device=device)
+    return base[shift:].copy_(tensor.flatten()).view(tensor.shape)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
+def test_grad_scale_and_found_inf(place, dtype):
+    case = CASES[1]
+    roles = draw(case, [(300,), (2049,)], [dtype])
+    scaled = [{**own, "grad": own["grad"] * 8} for own in roles]
+    scale, clear, found = (torch.tensor([x], device=place[0]) for x in (8.0, 0.0, 1.0))
+    plain = apply(case, roles, place)
+    for own in plain:
+        del own["grad"]
+    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale, found_inf=clear), "scaled")
+    assert_same_bits(scaled, apply(case, scaled, place, grad_scale=scale, found_inf=found), "inf: nothing is written")
+    assert_same_bits(scaled, apply(case, scaled, place, found_inf=found), "inf without scale: nothing is written")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_not_a_number_and_infinity_are_contagious_but_stay_where_they_are(place, dtype):
+    case = CASES[5]  # with amsgrad: maximum must not drop a NaN
+    roles = draw(case, [(4100,)], [dtype])
+    bad = {1: float("nan"), 2: float("inf"), 2050: float("nan"), 4099: float("-inf")}
+    for index, value in bad.items():
+        roles[0]["grad"][index] = value
+    (result,) = apply(case, roles, place)
+    finite = torch.ones(4100, dtype=torch.bool)
+    finite[list(bad)] = False
+    assert not torch.isfinite(result["param"][~finite]).any()
+    assert torch.isfinite(result["param"][finite]).all()
+    assert torch.isnan(result["max_exp_avg_sq"][[1, 2050]]).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_nan_with_a_full_mantissa_survives_rounding_to_bfloat16(place):
+    """Rounding by integers could carry it over into minus zero."""
+    case = CASES[1]
+    roles = draw(case, [(64,)], [BF16, F32])
+    roles[0]["grad"].view(torch.int32)[5] = 0x7FFFFFFF
+    (result,) = apply(case, roles, place)
+    assert torch.isnan(result["param"][5])
+    assert torch.isfinite(result["param"][6:]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(0, 2**31))
+def test_any_division_into_tensors_gives_the_same_bits(sizes, seed):
+    """What an element becomes does not depend on the tensor, chunk or vector that it is in."""
+    case = CASES[1]
+    (whole,) = draw(case, [(sum(sizes),)], [F32], seed)
+    pieces = [
+        {r: t.clone() for r, t in zip(whole, parts, strict=True)}
+        for parts in zip(*(t.split(sizes) for t in whole.values()), strict=True)
+    ]
+    (together,) = apply(case, [whole], ("cpu", "numba"))
+    apart = apply(case, pieces, ("cpu", "numba"))
+    for role in whole:
+        assert torch.equal(together[role], torch.cat([own[role] for own in apart]))

@@ -1,0 +1,159 @@
+"""What the tests share: where a rule can run, the rules' test table, and how far apart two results are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fusedadam import backends
+from fusedadam.launch_table import launches
+from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.ema_adamw import ema_adam
+from fusedadam.rule import Rule
+from fusedadam.storage import compute_dtype
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+DTYPES = (F32, BF16, F16, F64)
+
+# where a rule can run: (device, backend); on the CPU Triton is interpreted
+PLACES = [
+    pytest.param(("cpu", "numba"), id="cpu-numba"),
+    pytest.param(("cpu", "eager"), id="cpu-eager"),
+    pytest.param(
+        ("cpu", "triton"),
+        id="cpu-triton",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is tested there"),
+    ),
+    pytest.param(("cuda", "triton"), id="cuda-triton", marks=pytest.mark.gpu),
+    pytest.param(("cuda", "eager"), id="cuda-eager", marks=pytest.mark.gpu),
+]
+
+ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+EMA = {**ADAM, "ema_decay": 0.99, "ema_warmup": 0.0, "bias_correction": 1.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the test table: a rule with its flags, and the hyper-parameters to test it with."""
+
+    rule: Rule
+    flags: Mapping[str, bool]
+    options: Mapping[str, float] = field(hash=False)
+
+    @property
+    def id(self) -> str:
+        return "-".join([self.rule.name, *(name for name, on in self.flags.items() if on)])
+
+
+def all_flags(rule: Rule, options: Mapping[str, float]) -> Iterator[Case]:
+    for choice in itertools.product((False, True), repeat=len(rule.flags)):
+        yield Case(rule, dict(zip(rule.flags, choice, strict=True)), options)
+
+
+CASES = [*all_flags(adam, ADAM), *all_flags(ema_adam, EMA)]
+
+
+def draw(
+    case: Case, shapes: Iterable[tuple[int, ...]], dtypes: Sequence[torch.dtype], seed: int = 0
+) -> list[dict[str, Tensor]]:
+    """Roles on the CPU: param and grad of both signs, second moments positive, all well away from zero."""
+    special = case.rule.special(case.flags)
+    generator = torch.Generator().manual_seed(seed)
+    roles = []
+    for shape in shapes:
+        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in special.roles}
+        for role in ("param", "grad", "exp_avg", "ema_params"):
+            if role in values:
+                values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
+        roles.append({r: v.to(d) for (r, v), d in zip(values.items(), itertools.cycle(dtypes))})  # noqa: B905
+    return roles
+
+
+def apply(
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
+) -> list[dict[str, Tensor]]:
+    """One step on copies of the roles; the results are on the CPU."""
+    copies = [{r: t.clone().to(place[0]) for r, t in own.items()} for own in roles]
+    apply_in_place(case, copies, place, step, **amp)
+    return [{r: t.cpu() for r, t in own.items()} for own in copies]
+
+
+def apply_in_place(
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
+) -> None:
+    device, backend = place
+    special = case.rule.special(case.flags)
+    chosen = [backends.choose(torch.device(device), backend)] * len(roles)
+    scalars = case.rule.scalars(step=np.full(len(roles), step), **case.options)
+    for launch in launches([special] * len(roles), roles, chosen):
+        launch.table.set_scalars(scalars, launch.table.members)
+        launch.table.grad_scale, launch.table.found_inf = amp.get("grad_scale"), amp.get("found_inf")
+        launch.run(roles)
+
+
+def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:
+    """The rule itself in float64, from the same stored values and the same float64 scalars."""
+    special = case.rule.special(case.flags)
+    scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=step, **case.options).items()}
+    results = []
+    for own in roles:
+        values = {r: own[r].double() if r in own else None for r in case.rule.roles}
+        new = case.rule(**values, **scalars, **case.flags)
+        results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in special.outputs})
+    return results
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of ``dtype`` at the size of ``values``."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(values.double().abs().clamp_min(info.tiny)).exponent - 1
+    return info.eps * torch.pow(torch.tensor(2.0, dtype=F64), exponent)
+
+
+def assert_rounded(result: Tensor, expected: Tensor, size: Tensor, compute: torch.dtype, label: str) -> None:
+    """Within 2 ulp of ``size`` in the compute dtype, and half an ulp more where storage is coarser than that."""
+    allowed = 2 * ulp(size, compute)
+    if torch.finfo(result.dtype).eps > torch.finfo(compute).eps:
+        allowed = allowed + 0.5 * ulp(expected, result.dtype)
+    error = (result.double() - expected.double()).abs()
+    assert torch.isfinite(result).all(), label
+    assert (error <= allowed).all(), f"{label}: {(error / allowed).max().item():.2f} times what is allowed"
+
+
+def assert_same_bits(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tensor]], label: str = "") -> None:
+    for k, (x, y) in enumerate(zip(a, b, strict=True)):
+        for role in x:
+            assert x[role].dtype == y[role].dtype
+            assert torch.equal(x[role], y[role]), f"{label} {role} of tensor {k}, shape {tuple(x[role].shape)}"
+
+
+def pairwise(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows in which every pair of values of every two columns occurs: greedy, and the same each time."""
+    missing = {
+        (i, a, j, b)
+        for (i, x), (j, y) in itertools.combinations(enumerate(columns), 2)
+        for a in range(len(x))
+        for b in range(len(y))
+    }
+    rows = []
+    candidates = list(itertools.product(*(range(len(c)) for c in columns)))
+
+    def gain(row: tuple[int, ...]) -> int:
+        return sum((i, row[i], j, row[j]) in missing for i, j in itertools.combinations(range(len(row)), 2))
+
+    while missing:
+        best = max(candidates, key=gain)
+        missing -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(range(len(best)), 2)}
+        rows.append(tuple(c[k] for c, k in zip(columns, best, strict=True)))
+    return rows
+
+
+def compute_of(roles: Mapping[str, Tensor]) -> torch.dtype:
+    return compute_dtype(roles["param"].dtype)
