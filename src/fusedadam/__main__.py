@@ -1,4 +1,4 @@
-"""The command line, `python -m fusedadam <command>`: each command is a module of fusedadam.cli with a `main(arguments)`."""
+"""The command line, `python -m fusedadam <command>`: each command is a module in cli/ with `main(arguments) -> int`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # only now, so that no command waits for the imports of another
         code: int = importlib.import_module(f"fusedadam.cli.{chosen.command}").main(rest)
     except KeyboardInterrupt:
-        print(f"\nThe {chosen.command} was stopped.", file=sys.stderr)
+        print("\nStopped.", file=sys.stderr)
         return INTERRUPTED
     return code
 

@@ -122,12 +122,13 @@ def _update(
 
 
 def _steps(step: Step, count: int) -> list[int]:
-    given = list(step) if isinstance(step, (list, tuple)) else [step] * count
-    if len(given) != count:
+    if not isinstance(step, (list, tuple)):
+        return [_one_step(step)] * count
+    if len(step) != count:
         raise ValueError(
-            f"step is a list of {len(given)}, but there are {count} tensors; give one step, or one for each"
+            f"step is a list of {len(step)}, but there are {count} tensors; give one step, or one for each"
         )
-    return [_one_step(s) for s in given] if given is step else [_one_step(given[0])] * count if count else []
+    return [_one_step(s) for s in step]
 
 
 def _one_step(step: Any) -> int:

@@ -211,9 +211,12 @@ class _Lowering(ast.NodeTransformer):
             if isinstance(statement, ast.If):
                 yield from self.statements(statement.body if self.decide(statement.test) else statement.orelse)
             elif isinstance(statement, ast.Assign):
-                value = self.visit(statement.value)
                 if len(statement.targets) != 1:
                     self.source.fail(statement, "one target for each `=`")
+                chosen = self.chosen(statement.value)
+                if ast.unparse(chosen) == ast.unparse(statement.targets[0]):
+                    continue  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
+                value = self.visit(chosen)
                 for name in self.targets(statement.targets[0]):
                     self.assigned.add(name)
                 yield ast.Assign(statement.targets, value)
@@ -225,6 +228,11 @@ class _Lowering(ast.NodeTransformer):
                 self.source.fail(
                     statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
                 )
+
+    def chosen(self, value: ast.expr) -> ast.expr:
+        while isinstance(value, ast.IfExp):
+            value = value.body if self.decide(value.test) else value.orelse
+        return value
 
     def targets(self, target: ast.expr) -> list[str]:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -290,7 +298,7 @@ class _Lowering(ast.NodeTransformer):
         return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        return self.visit(node.body if self.decide(node.test) else node.orelse)  # type: ignore[no-any-return]
+        return self.visit(self.chosen(node))  # type: ignore[no-any-return]
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
         return ast.Tuple([self.visit(e) for e in node.elts])

@@ -18,19 +18,29 @@ SHAPES = [(), (1,), (5, 7), (0,), (2, 0, 3), (1023,), (4097,)]
 BORDERS = sorted({n + d for n in (16, 64, 1024, 2048, 4096, 8192, 32768) for d in (-1, 0, 1)})
 
 
-def check(case, place, dtypes, shapes=SHAPES, seed=0):
+def check(case, place, dtypes, shapes=SHAPES, seed=0, scale=1.0):
     roles = draw(case, shapes, dtypes, seed)
-    results, expected = apply(case, roles, place), exact(case, roles)
-    for before, result, want in zip(roles, results, expected, strict=True):
+    for own in roles:
+        own["param"] *= scale
+    results, expected, updates = apply(case, roles, place), exact(case, roles), sizes_of_updates(case, roles)
+    for before, result, want, update in zip(roles, results, expected, updates, strict=True):
         for role, value in want.items():
-            # errors of the parameter are measured by the larger of parameter and update, those of a state by its parts
             size = torch.maximum(before[role].double().abs(), value.abs())
-            if role in ("exp_avg", "exp_avg_sq"):
-                size = torch.maximum(size, before["grad"].double().abs() + before["param"].double().abs())
-            if role == "ema_params":
-                size = torch.maximum(size, before["param"].double().abs())
+            if role in ("param", "ema_params"):
+                size = torch.maximum(torch.maximum(size, before["param"].double().abs()), 2 * update)
+            else:  # a moment's errors go by its parts
+                part = before["grad"].double().abs() + case.options["weight_decay"] * before["param"].double().abs()
+                size = torch.maximum(size, part if role == "exp_avg" else part * part)
             assert_rounded(result[role], value, size, compute_of(before), f"{case.id} {role}")
         assert torch.equal(result["grad"], before["grad"]), "the gradient is read, never written"
+
+
+def sizes_of_updates(case, roles):
+    """How large updates would be if first moment and gradient did not cancel: what their rounding errors go by."""
+    positive = [{r: t.abs() * (r != "param") for r, t in own.items()} for own in roles]
+    for own in positive:
+        own["grad"] = -own["grad"] if case.flags.get("maximize") else own["grad"]
+    return [own["param"].abs() for own in exact(case, positive)]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -38,6 +48,13 @@ def check(case, place, dtypes, shapes=SHAPES, seed=0):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_rule_and_flag_in_one_dtype(case, place, dtype):
     check(case, place, [dtype])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
+def test_parameters_that_are_zero_tiny_or_huge_beside_their_updates(case, place, scale):
+    check(case, place, [F32], [(20000,)], scale=scale)
 
 
 def combinations(case):

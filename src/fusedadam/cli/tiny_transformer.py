@@ -41,11 +41,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
 
     def attend(self, x: Tensor) -> Tensor:
+        batch, context, width = x.shape
         qkv: Tensor = self.query_key_value(x)
-        query, key, value = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = qkv.view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
         return out

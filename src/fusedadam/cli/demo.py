@@ -1,0 +1,133 @@
+"""`python -m fusedadam demo`: a small transformer, trained with these optimizers and with torch's, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fusedadam import backends
+from fusedadam.cli import display
+from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, warm_up
+from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
+
+STEPS, SECONDS = 250, 75
+ON_CPU = Size(width=256, heads=4, layers=4, context=32, batch=4)
+ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
+VALIDATION_WINDOWS = 128
+ENOUGH_STEPS = 20  # measured ones, to say anything about speed
+
+
+def main(arguments: Sequence[str]) -> int:
+    began = time.perf_counter()
+    options = _options(arguments)
+    device: torch.device = options.device
+    size = ON_CPU if device.type == "cpu" else ON_GPU
+    torch.manual_seed(options.seed)
+    model, text = TinyTransformer(size), standard_library()
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"Device: {_describe(device)}")
+    print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
+    print(f"Text: {len(text.training) / 1e6:.1f} MB of the source of Python's standard library")
+    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).\n", flush=True)
+
+    generator = torch.Generator().manual_seed(options.seed)
+    steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
+    batches = (random_windows(text.training, size, generator).to(device) for _ in range(steps))
+    trainings = [Training(name, model, device) for name in OPTIMIZERS]
+    done = train(trainings, batches, steps, seconds)
+    if done < steps:
+        print(f"Stopped after {SECONDS} seconds; with --steps {steps} it takes all {steps}, however long that is.")
+
+    held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
+    report([training.result(held_out) for training in trainings], done)
+    print(f"The demo took {time.perf_counter() - began:.0f} seconds.")
+    return 0
+
+
+def report(results: Sequence[Result], steps: int) -> None:
+    pairs = list(zip(results[1::2], results[::2], strict=True))
+    speed = {ours.name: f"{theirs.step_ms / ours.step_ms:.2f} x" for ours, theirs in pairs}
+    rows = [(r.name, f"{r.loss:.4f}", f"{r.step_ms:.3f}", speed.get(r.name, "reference")) for r in results]
+    print()
+    display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against torch"), rows)
+    pass_ms = statistics.median(r.pass_ms for r in results)
+    print("torch's AdamW and Adam have fused=True; the EMA beside it is one foreach operation.")
+    print(f"Times are medians. The first {warm_up(steps)} of {steps} steps, where kernels are compiled, do not count.")
+    print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
+    print(losses_sentence(pairs, steps))
+    print(speed_sentence(pairs, steps - warm_up(steps)))
+
+
+def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
+    apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
+    if apart <= 0.02:
+        return f"After {steps} steps, each validation loss is within {max(apart, 1e-4):.4f} of that of the torch peer."
+    return (
+        f"After {steps} steps, the validation losses of an optimizer and its torch peer are {apart:.4f} apart, "
+        "more than rounding usually makes of them."
+    )
+
+
+def speed_sentence(pairs: Sequence[tuple[Result, Result]], measured: int) -> str:
+    if measured < ENOUGH_STEPS:
+        return f"Speeds say little here: only {measured} of the steps could be measured."
+    # on a quiet machine a step takes much the same time every time
+    if any(result.step_ms > 2 * result.fastest_step_ms for pair in pairs for result in pair):
+        return "Speeds say little here: step times varied widely, as they do when other programs use the machine."
+    said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
+    return f"The optimizer step, against torch's: {', '.join(said)}."
+
+
+def _compare(ratio: float) -> str:
+    word = "as fast" if abs(ratio - 1) < 0.03 else "faster" if ratio > 1 else "slower"
+    return f"{word} ({ratio:.2f} x)"
+
+
+def _describe(device: torch.device) -> str:
+    backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    threads = torch.get_num_threads()
+    return f"{device} ({name}), torch {torch.__version__}, {threads} threads, served by fusedadam's {backend} backend"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):  # only Linux has this file
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m fusedadam demo",
+        description="Trains a small transformer with these optimizers and with torch's, side by side.",
+    )
+    parser.add_argument("--steps", type=_steps, help=f"default: {STEPS}, or as many as {SECONDS} seconds allow")
+    parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
+    parser.add_argument("--device", type=_device, help="default: cuda if there is one, else cpu")
+    options = parser.parse_args(arguments)
+    options.device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return options
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 2 on (the first step only warms up)")
+    return int(text)
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device

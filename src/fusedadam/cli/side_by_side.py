@@ -1,0 +1,131 @@
+"""The optimizers of the demo and their torch peers, training copies of one model on the same batches.
+
+They take turns step by step: whatever else the machine does at the time then slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fusedadam
+from fusedadam.cli import display
+from fusedadam.cli.tiny_transformer import TinyTransformer
+
+ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
+ADAM: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-4}
+EMA_DECAY = 0.9999
+WARM_UP = 10  # steps
+
+
+class TorchAdamWWithEma(torch.optim.AdamW):
+    """What EmaAdamW does in one pass, by torch's own means: the fused AdamW, then an average by foreach operations."""
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, fused=True, **options)
+        self.params: list[Tensor] = [p.detach() for group in self.param_groups for p in group["params"]]
+        self.ema_params = [p.clone() for p in self.params]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.steps += 1
+        keep = min(EMA_DECAY, (1 + self.steps) / (10 + self.steps))  # the warm-up that EmaAdamW has by default
+        torch._foreach_lerp_(self.ema_params, self.params, 1 - keep)
+
+    @contextlib.contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        trained = [p.clone() for p in self.params]
+        torch._foreach_copy_(self.params, self.ema_params)
+        yield
+        torch._foreach_copy_(self.params, trained)
+
+
+# Ours, and before each its torch peer.
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "torch AdamW": lambda params: torch.optim.AdamW(params, fused=True, **ADAMW),
+    "fusedadam AdamW": lambda params: fusedadam.AdamW(params, **ADAMW),
+    "torch Adam": lambda params: torch.optim.Adam(params, fused=True, **ADAM),
+    "fusedadam Adam": lambda params: fusedadam.Adam(params, **ADAM),
+    "torch AdamW + EMA": lambda params: TorchAdamWWithEma(params, **ADAMW),
+    "fusedadam EmaAdamW": lambda params: fusedadam.EmaAdamW(params, ema_decay=EMA_DECAY, **ADAMW),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one optimizer reached; times are medians over the steps after the warm-up, in milliseconds."""
+
+    name: str
+    loss: float
+    pass_ms: float  # forward and backward
+    step_ms: float
+    fastest_step_ms: float
+
+
+class Training:
+    """One optimizer with its own copy of the model."""
+
+    def __init__(self, name: str, model: TinyTransformer, device: torch.device) -> None:
+        self.name = name
+        self.device = device
+        self.model = copy.deepcopy(model).to(device)
+        self.optimizer = OPTIMIZERS[name](self.model.parameters())
+        self.pass_times: list[float] = []
+        self.step_times: list[float] = []
+
+    def step(self, windows: Tensor) -> float:
+        started = self._now()
+        self.optimizer.zero_grad()
+        loss = self.model.loss(windows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        passed = self._now()
+        self.optimizer.step()
+        self.step_times.append(1e3 * (self._now() - passed))
+        self.pass_times.append(1e3 * (passed - started))
+        return loss.item()
+
+    @torch.no_grad()
+    def validate(self, windows: Tensor) -> float:
+        """The loss on held-out text; an optimizer that averages the weights is judged by the average."""
+        averaged = getattr(self.optimizer, "ema_weights", contextlib.nullcontext)
+        with averaged():
+            return self.model.loss(windows).item()
+
+    def result(self, held_out: Tensor) -> Result:
+        first = warm_up(len(self.step_times))
+        passes, steps = self.pass_times[first:], self.step_times[first:]
+        loss = self.validate(held_out)
+        return Result(self.name, loss, statistics.median(passes), statistics.median(steps), min(steps))
+
+    def _now(self) -> float:
+        """Work on an accelerator is only queued when a call returns; a time means something once it is done."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter()
+
+
+def warm_up(steps: int) -> int:
+    """How many of the first steps are not measured: kernels are compiled and memory is set aside there."""
+    return min(WARM_UP, steps - 1)
+
+
+def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
+    """Trains until the batches or the ``seconds`` are used up, and returns how many steps that were."""
+    end, done = time.perf_counter() + seconds, 0
+    with display.progress([t.name for t in trainings], steps) as advance:
+        for windows in batches:
+            advance([t.step(windows) for t in trainings])
+            done += 1
+            if time.perf_counter() > end and done >= 2:  # one to compile, one to measure
+                break
+    return done

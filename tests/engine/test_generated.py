@@ -1,0 +1,131 @@
+"""Compiled code on disk: never stale, never mixed up, found again by a second process, and possible without a disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusedadam import generated
+
+PROGRAM = """
+import sys, torch, fusedadam
+param = torch.nn.Parameter(torch.ones(5))
+param.grad = torch.ones(5)
+optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
+optimizer.step()
+print(param[0].item(), sum(sum(m.run.stats.cache_hits.values()) for n, m in sys.modules.items() if "generated.numba" in n))
+"""
+
+HELPER = """
+from fusedadam.optimizer import FusedOptimizer
+from fusedadam.rule import Value, Values, Scalar, rule
+
+def helper(x):
+    return x * {factor}
+
+@rule(scalars=lambda step, lr: {{"lr": lr}})
+def sgd(param: Value, grad: Value, *, lr: Scalar) -> Values:
+    param = param - lr * helper(grad)
+    return param
+
+class SGD(FusedOptimizer):
+    rule = sgd
+    def __init__(self, params, lr=0.5, weight_decay=0, foreach=None, capturable=False, differentiable=False, fused=None,
+                 state_dtype=None, backend=None):
+        super().__init__(params, locals())
+"""
+
+USE_HELPER = """
+import torch
+from helped import SGD
+param = torch.nn.Parameter(torch.zeros(3))
+param.grad = torch.ones(3)
+SGD([param]).step()
+print(param[0].item())
+"""
+
+
+def run(program, cache, **environment):
+    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+def test_a_second_process_finds_it_and_other_flags_do_not_mix(tmp_path):
+    """Numba's own cache, keyed by bytecode, gave the first binding's code for the second."""
+    (down, hits), _ = run(PROGRAM.format(maximize=False), tmp_path)
+    assert int(hits) == 0
+    (up, hits), _ = run(PROGRAM.format(maximize=True), tmp_path)
+    assert int(hits) == 0
+    assert float(down) < 1 < float(up)
+    for maximize, expected in ((False, down), (True, up)):
+        (again, hits), _ = run(PROGRAM.format(maximize=maximize), tmp_path)
+        assert (again, int(hits)) == (expected, 1)
+
+
+def test_an_edited_helper_is_compiled_anew(tmp_path):
+    """Numba's own cache looks at the file of the kernel, not at that of its helpers."""
+    for factor, expected in ((1.0, -0.5), (4.0, -2.0), (1.0, -0.5)):
+        (tmp_path / "helped.py").write_text(HELPER.format(factor=factor))
+        (value,), _ = run(USE_HELPER, tmp_path / "cache", PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+        assert float(value) == expected
+
+
+def test_nothing_is_left_behind_but_the_modules_and_their_code(tmp_path):
+    run(PROGRAM.format(maximize=False), tmp_path)
+    once = sorted(p.name for p in tmp_path.rglob("*"))
+    run(PROGRAM.format(maximize=False), tmp_path)
+    assert once == sorted(p.name for p in tmp_path.rglob("*"))
+    assert not [name for name in once if name.endswith(".tmp")]
+
+
+def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
+    """A read-only home and no temporary folder: compiled in memory, with one warning."""
+    program = "from fusedadam import generated; generated._candidates = lambda: []" + PROGRAM.format(maximize=False)
+    (value, hits), complaint = run(program, "")
+    assert float(value) < 1
+    assert complaint.count("set FUSEDADAM_CACHE_DIR") == 1
+
+
+def test_a_folder_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSEDADAM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    generated.cache_folder.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="FUSEDADAM_CACHE_DIR=.*cannot be written"):
+            generated.cache_folder()
+    finally:
+        generated.cache_folder.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
+def test_code_is_not_loaded_from_a_folder_that_others_can_write(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert not generated._usable(shared)
+    assert generated._usable(tmp_path / "own")
+
+
+def test_several_processes_at_once(tmp_path):
+    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-c", PROGRAM.format(maximize=False)]
+    started = [
+        subprocess.Popen(program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    results = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * 4, results
+    assert len({out.split()[0] for out, _ in results}) == 1
+
+
+def test_an_error_in_generated_source_leaves_no_half_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(generated, "cache_folder", lambda: Path(tmp_path))
+    with pytest.raises(ZeroDivisionError):
+        generated.load("broken", "1 / 0", "")
+    assert not [name for name in sys.modules if name.startswith("fusedadam.generated.broken")]

@@ -1,0 +1,200 @@
+"""Is a change of any tensor noticed? The compiled loop and plain Python must give the same answers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import snapshot
+from fusedadam.snapshot import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME, Slot, Snapshot
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def loop(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setattr(snapshot, "_compiled_loop", lambda: None)
+    else:
+        assert snapshot._compiled_loop() is not None, "torch and Numba here can serve the compiled loop"
+    return request.param
+
+
+def setting():
+    params = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
+    for p in params[:2]:
+        p.grad = torch.randn(4, 6)
+    states = {p: {"exp_avg": torch.zeros(4, 6), "step": torch.tensor(0.0)} for p in params[:2]}
+    slots = [Slot(k, what, k) for k in range(2) for what in (PARAM, GRAD, "exp_avg", "step")] + [Slot(2, NO_GRAD)]
+    return params, states, slots
+
+
+def new_address(params, states):
+    params[0].data = params[0].data.clone()
+
+
+def new_gradient(params, states):
+    keep.append(params[1].grad)
+    params[1].grad = torch.randn(4, 6)
+
+
+def gradient_of_other_strides(params, states):
+    params[0].grad = params[0].grad.t().contiguous().t()
+
+
+def same_address_other_strides(params, states):
+    """A freed gradient and a new one of another layout can share an address."""
+    params[0].data = params[0].data.view(6, 4).t()
+
+
+def same_address_other_shape(params, states):
+    params[1].grad = None
+    params[1].data = params[1].data.view(6, 4)
+    params[1].grad = torch.randn(6, 4)
+
+
+def other_dtype(params, states):
+    params[0].grad = None
+    params[0].data = params[0].data.double()
+    params[0].grad = torch.randn(4, 6, dtype=torch.float64)
+
+
+def gradient_gone(params, states):
+    params[0].grad = None
+
+
+def gradient_appears(params, states):
+    params[2].grad = torch.randn(4, 6)
+
+
+def state_replaced(params, states):
+    states[params[0]]["exp_avg"] = torch.zeros(4, 6)
+
+
+def state_removed(params, states):
+    del states[params[1]]["exp_avg"]
+
+
+def state_is_no_tensor(params, states):
+    states[params[1]]["step"] = 3
+
+
+def states_cleared(params, states):
+    states.clear()
+
+
+def states_reordered(params, states):
+    first = next(iter(states))
+    states[first] = states.pop(first)
+
+
+def parameter_replaced(params, states):
+    params[0] = torch.nn.Parameter(torch.randn(4, 6))
+
+
+def parameters_swapped(params, states):
+    params[0], params[1] = params[1], params[0]
+
+
+def sparse_gradient(params, states):
+    params[0].grad = torch.randn(4, 6).to_sparse()
+
+
+def nothing(params, states):
+    params[0].data.mul_(2)
+    params[1].grad.add_(1)
+    states[params[0]]["step"].add_(1)
+
+
+keep = []
+CHANGES = {
+    nothing: SAME, new_address: MOVED, new_gradient: MOVED, gradient_of_other_strides: CHANGED,
+    same_address_other_strides: CHANGED, same_address_other_shape: CHANGED, other_dtype: CHANGED,
+    gradient_gone: CHANGED, gradient_appears: CHANGED, state_replaced: CHANGED, state_removed: CHANGED,
+    state_is_no_tensor: CHANGED, states_cleared: CHANGED, states_reordered: CHANGED, parameter_replaced: CHANGED,
+    parameters_swapped: CHANGED, sparse_gradient: CHANGED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "answer"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_every_change_is_noticed(loop, change, answer):
+    params, states, slots = setting()
+    seen = Snapshot(slots, params, states)
+    assert seen.compare(params, states) == SAME
+    change(params, states)
+    assert seen.compare(params, states) == answer
+    if answer == MOVED:
+        assert seen.addresses[0] == params[0].data_ptr()
+        assert seen.addresses[5] == params[1].grad.data_ptr()
+        assert seen.compare(params, states) == SAME
+
+
+def test_a_state_that_died_is_noticed_though_its_id_may_come_back(loop):
+    params, states, slots = setting()
+    seen = Snapshot(slots, params, states)
+    for _ in range(20):
+        states[params[0]]["exp_avg"] = torch.zeros(4, 6)
+    assert seen.compare(params, states) == CHANGED
+
+
+def test_no_gradient_and_no_state_is_kept_alive(loop):
+    params, states, slots = setting()
+    seen = Snapshot(slots, params, states)
+    watched = [weakref.ref(params[0].grad), weakref.ref(states[params[0]]["exp_avg"])]
+    seen.compare(params, states)
+    params[0].grad = None
+    states.clear()
+    gc.collect()
+    assert [w() for w in watched] == [None, None]
+
+
+def test_references_are_not_leaked(loop):
+    import sys
+
+    params, states, slots = setting()
+    seen = Snapshot(slots, params, states)
+    objects = [params[0], params[0].grad, states[params[0]]["exp_avg"], type(params[0]), type(params[0].grad), None]
+    before = [sys.getrefcount(o) for o in objects]
+    for _ in range(1000):
+        seen.compare(params, states)
+    assert all(abs(sys.getrefcount(o) - b) < 50 for o, b in zip(objects, before, strict=True))
+
+
+def test_one_launch_whatever_the_number_of_groups_and_it_is_kept():
+    params = [torch.nn.Parameter(torch.randn(5)) for _ in range(30)]
+    optimizer = fusedadam.AdamW(
+        [{"params": [p], "lr": 1e-3 * k, "weight_decay": 0.1 * k} for k, p in enumerate(params)]
+    )
+    for p in params:
+        p.grad = torch.randn(5)
+    optimizer.step()
+    plan = optimizer._plan
+    assert len(plan.launches) == 1
+    for p in params:
+        p.grad = torch.randn(5)
+    optimizer.step()
+    assert optimizer._plan is plan, "new gradients at other addresses do not make a new plan"
+    params[3].grad = None
+    optimizer.step()
+    assert optimizer._plan is not plan
+
+
+def test_results_do_not_depend_on_the_grouping():
+    """One group, one group each, any order of launches: the same bits."""
+
+    def train(split):
+        generator = torch.Generator().manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(50 + k, generator=generator)) for k in range(7)]
+        groups = [{"params": params}] if not split else [{"params": [p]} for p in params]
+        optimizer = fusedadam.EmaAdamW(groups, lr=1e-2)
+        for step in range(40):
+            for k, p in enumerate(params):
+                grad = torch.randn(p.shape, generator=generator)
+                p.grad = grad if (step + k) % 4 else None
+            optimizer.step()
+        return params
+
+    for a, b in zip(train(False), train(True), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,158 @@
+"""Is the formula right? Against torch.optim, and against the specification written out by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam.functional import adamw_
+from tests.meaning.by_hand import AdamByHand, adamw_v2
+from tests.support import BF16, F16, F32, F64, PLACES, ulp
+
+FLAGS = list(itertools.product((False, True), repeat=2))
+PAIRS = [(fusedadam.AdamW, torch.optim.AdamW), (fusedadam.Adam, torch.optim.Adam)]
+SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2)]
+
+
+def train(optimizer_class, params, steps=30, **options):
+    """Changing gradients, several groups, some parameters without gradient now and then."""
+    generator = torch.Generator().manual_seed(1)
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 3e-3, "weight_decay": 0.3, "betas": (0.8, 0.95)}]
+    optimizer = optimizer_class(groups, **options)
+    for step in range(steps):
+        for k, p in enumerate(params):
+            grad = torch.randn(p.shape, generator=generator, dtype=F64).to(p) * 10 ** (-step % 4)
+            p.grad = None if step % 5 == k else grad
+        optimizer.step()
+    return optimizer
+
+
+def parameters(dtype=F64, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype).to(device)) for s in SHAPES]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("amsgrad", "maximize"), FLAGS)
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_equals_torch_in_float64(ours, theirs, amsgrad, maximize, place):
+    device, backend = place
+    options = {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": amsgrad, "maximize": maximize}
+    a, b = parameters(device=device), parameters(device=device)
+    mine, torchs = train(ours, a, backend=backend, **options), train(theirs, b, foreach=False, **options)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+        assert mine.state[p].keys() == torchs.state[q].keys()
+        for name, value in torchs.state[q].items():
+            torch.testing.assert_close(mine.state[p][name], value, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_is_as_close_to_float64_as_torch_is_in_float32(ours, theirs, place):
+    device, backend = place
+    options = {"lr": 1e-2, "weight_decay": 0.1}
+    exact, mine, torchs = parameters(F64), parameters(F32, device), parameters(F32, device)
+    for p, q in zip(exact, mine, strict=True):
+        p.data.copy_(q)  # the same start, to the bit
+    train(theirs, exact, foreach=False, **options)
+    train(ours, mine, backend=backend, **options)
+    train(theirs, torchs, foreach=False, **options)
+    ours_off = max((p.cpu() - e).abs().max().item() for p, e in zip(mine, exact, strict=True))
+    torchs_off = max((p.cpu() - e).abs().max().item() for p, e in zip(torchs, exact, strict=True))
+    assert ours_off <= 1.5 * torchs_off + 1e-7
+
+
+@pytest.mark.parametrize(("amsgrad", "maximize"), FLAGS)
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_the_version_by_hand_is_torchs(decoupled, amsgrad, maximize):
+    options = {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": amsgrad, "maximize": maximize}
+    param = torch.nn.Parameter(torch.linspace(-1, 1, 50, dtype=F64))
+    theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)([param], **options)
+    by_hand = AdamByHand(param.detach(), decoupled=decoupled, **options)
+    for step in range(10):
+        param.grad = torch.sin(torch.arange(50, dtype=F64) * (step + 1))
+        by_hand.step(param.grad)
+        theirs.step()
+    torch.testing.assert_close(by_hand.p, param.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.9999), (0.0, 0.999999), (0.5, 0.0)])
+def test_scalars_are_made_in_float64(betas):
+    """In float32, 1 - 0.9999 alone is off by 132 ulps, and powers drift further."""
+    start, grad = torch.full((100,), 1e-3), torch.linspace(-2, 2, 100)
+    for step in (1, 2, 1000):
+        p, m, v = start.clone(), torch.full((100,), 0.1), torch.full((100,), 0.2)
+        by_hand = AdamByHand(start.double(), betas=betas, lr=1e-3, weight_decay=0.01)
+        by_hand.m, by_hand.v, by_hand.t = m.double(), v.double(), step - 1
+        by_hand.step(grad.double())
+        adamw_(p, grad, m, v, step=step, beta1=betas[0], beta2=betas[1], weight_decay=0.01)
+        size = torch.maximum(start.double().abs(), (by_hand.p - start.double()).abs())
+        assert ((p.double() - by_hand.p).abs() <= 3 * ulp(size, F32)).all()
+
+
+LOW = (F32, F16, BF16)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("var", "grad", "largest"), list(itertools.product(LOW, LOW, LOW)), ids=lambda d: str(d)[6:])
+def test_the_27_combinations_of_the_operator(var, grad, largest, place):
+    """m and v have var's dtype, grad and the running maximum each any of the three: within 2 ulps of storage."""
+    device, backend = place
+    for amsgrad, maximize in FLAGS:
+        generator = torch.Generator().manual_seed(3)
+        draw = lambda dtype: (torch.rand(5, 67, generator=generator) + 0.1).to(dtype)  # noqa: E731
+        tensors = [draw(var), draw(grad), draw(var), draw(var), draw(largest)]
+        mine = [t.to(device, copy=True) for t in tensors]
+        options = {
+            "lr": 1e-2,
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "weight_decay": 0.1,
+            "eps": 1e-8,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+        }
+        for step in range(1, 5):
+            new = draw(grad)
+            tensors[1], mine[1] = new, new.to(device)
+            parts = {"var": tensors[0], "m": torch.maximum(tensors[2].double().abs(), new.double().abs())}
+            tensors[0], tensors[2], tensors[3], tensors[4] = adamw_v2(*tensors, step=step, **options)
+            adamw_(*mine, step=torch.tensor([step]), backend=backend, **options)
+            for name, expected, result in zip(("var", "grad", "m", "v", "largest"), tensors, mine, strict=True):
+                size = torch.maximum(expected.double().abs(), parts.get(name, expected).double().abs())
+                error = (result.cpu().double() - expected.double()).abs()
+                assert (error <= 2 * ulp(size, expected.dtype)).all(), (name, step, amsgrad, maximize)
+                assert result.dtype == expected.dtype
+            tensors = [t.cpu().clone() for t in mine]  # each step is judged by itself
+
+
+def test_the_operator_and_the_optimizer_are_the_same_to_the_bit():
+    grads = [torch.randn(33, generator=torch.Generator().manual_seed(k)) for k in range(5)]
+    param = torch.nn.Parameter(torch.linspace(-1, 1, 33))
+    p, m, v = param.detach().clone(), torch.zeros(33), torch.zeros(33)
+    optimizer = fusedadam.AdamW([param], lr=1e-2, weight_decay=0.1)
+    for step, grad in enumerate(grads, 1):
+        param.grad = grad
+        optimizer.step()
+        adamw_(p, grad, m, v, step=step, lr=1e-2, weight_decay=0.1)
+    assert torch.equal(p, param.detach())
+    assert torch.equal(m, optimizer.state[param]["exp_avg"])
+
+
+def test_lists_of_tensors_are_the_same_as_one_after_the_other():
+    def roles():
+        generator = torch.Generator().manual_seed(5)
+        return [
+            [torch.rand(n, generator=generator).to(d) for n, d in ((5, F32), (2000, BF16), (1, F64))] for _ in range(4)
+        ]
+
+    together, apart = roles(), roles()
+    adamw_(*together, step=[1, 7, 30], weight_decay=0.1)
+    for tensors, step in zip(zip(*apart, strict=True), (1, 7, 30), strict=True):
+        adamw_(*tensors, step=step, weight_decay=0.1)
+    for a, b in zip(together, apart, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
