@@ -72,7 +72,7 @@ def draw(
         for role in ("param", "grad", "exp_avg", "ema_params"):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
-        roles.append({r: v.to(d) for (r, v), d in zip(values.items(), itertools.cycle(dtypes))})  # noqa: B905
+        roles.append({r: v.to(d) for (r, v), d in zip(values.items(), itertools.cycle(dtypes))})
     return roles
 
 

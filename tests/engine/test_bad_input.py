@@ -14,7 +14,7 @@ from fusedadam import backends, functional
 CLASSES = [fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW]
 ADAM = [fusedadam.AdamW, fusedadam.Adam]
 EMA = [fusedadam.EmaAdamW]
-ALLOWED = r"must|use |leave|exclude|convert|first step|not support|pass a"  # how a message says what is allowed
+ALLOWED = r"must|use |leave|exclude|convert|first|not support|needs a|pass a|give"  # how a message says what is allowed
 
 KINDS = [("0.1", TypeError), (None, TypeError), (True, TypeError), ([0.1], TypeError), (1j, TypeError)]
 VALUES = [(-1.0, ValueError), (math.nan, ValueError), (math.inf, ValueError), (torch.ones(2), ValueError)]
@@ -42,6 +42,10 @@ OPTIONS = [
     for classes, name, (value, error) in REFUSED
     for cls in classes
 ]
+
+
+def readable(value):
+    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def leaf(*shape, dtype=torch.float32):
@@ -117,7 +121,7 @@ def test_a_backend_that_cannot_serve_raises_and_says_what_can(cls, monkeypatch):
     roles = [torch.ones(2) for _ in range(4)]
     refused(RuntimeError, "backend='triton'", lambda: functional.adamw_(*roles, step=1, backend="triton"))
     monkeypatch.setattr(backends, "_installed", lambda name: name == "eager")
-    with pytest.raises(RuntimeError, match="backend='numba'.*pip install numba"):
+    with pytest.raises(RuntimeError, match=r"backend='numba'.*pip install numba"):
         cls([leaf(2)], backend="numba")
 
 
@@ -170,8 +174,10 @@ def test_parameter_lists_are_refused_as_in_torch(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_parameter_listed_twice_in_a_group_warns_and_steps_twice_as_in_torch(cls):
+def test_a_parameter_listed_twice_in_a_group_warns_and_steps_twice_as_in_torch(cls, monkeypatch):
     """Its two entries once made two sets of states, of which the first was freed while the kernel wrote to it."""
+    make_state, kept = torch.empty_like, []
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: kept.append(make_state(*a, **k)) or kept[-1])
     other = torch.optim.Adam if cls is fusedadam.Adam else torch.optim.AdamW
     results = []
     for make in (cls, other):
@@ -206,18 +212,14 @@ def step_that_is_no_number(optimizer, param):
 
 
 def expanded_param(optimizer, param):
-    param.data = torch.ones(64)[:1].expand(2, 3)
+    old, param.data = param.data, torch.ones(64)[:1].expand(2, 3)
+    return old
 
 
 def param_of_another_shape(optimizer, param):
-    """A view of a larger buffer, so that a step that is not refused spoils nobody's memory."""
-    param.grad, param.data = None, torch.ones(64)[:4]
-    param.grad = torch.ones_like(param)
-
-
-def meta_param(optimizer, param):
-    param.grad, param.data = None, torch.ones(2, 3, device="meta")
-    param.grad = torch.ones_like(param)
+    old, param.grad, param.data = (param.data, param.grad), None, torch.ones(64)[:4]
+    param.grad = torch.ones(64)[:4]
+    return old
 
 
 def lr_that_is_no_number(optimizer, param):
@@ -233,12 +235,11 @@ BREAKS = {
     wrong_shape_of_state: "exp_avg_sq",
     integer_state: "exp_avg",
     state_that_is_no_tensor: "exp_avg",
-    step_that_is_no_number: "",
+    step_that_is_no_number: ".",
     expanded_param: "share memory",
     param_of_another_shape: "exp_avg",
-    meta_param: "meta",
-    lr_that_is_no_number: "",
-    one_beta: "",
+    lr_that_is_no_number: ".",
+    one_beta: ".",
 }
 
 
@@ -252,22 +253,23 @@ def test_a_step_that_fails_has_done_nothing_however_often_it_is_tried(cls, damag
         pytest.skip("there is no state yet that it could differ from")
     params = [leaf(4), leaf(2, 3), leaf(5)]
     optimizer = cls(params, lr=0.1, backend=backend)
-    for _ in range(1 + done):
-        for p in params:
-            p.grad = torch.ones_like(p)
-        if _ < done:
-            optimizer.step()
-    damage(optimizer, params[1])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(done):
+        optimizer.step()
+    kept = damage(optimizer, params[1])  # what was replaced lives on: a step that is not refused spoils nobody's memory
     before = everything(optimizer)
     for _ in range(2):
         with pytest.raises((RuntimeError, TypeError, ValueError, IndexError), match=BREAKS[damage]):
             optimizer.step()
         assert everything(optimizer) == before
+    del kept
 
 
+COMMON = ("param", "grad", "exp_avg", "exp_avg_sq")
 ROLES = {
-    functional.adamw_: ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    functional.ema_adam_: ("param", "grad", "exp_avg", "exp_avg_sq", "ema"),
+    functional.adamw_: (*COMMON, "max_exp_avg_sq"),
+    functional.ema_adam_: (*COMMON, "ema"),
 }
 OPERATORS = pytest.mark.parametrize("operator", ROLES, ids=lambda f: f.__name__)
 NUMBERS = ("lr", "eps", "weight_decay", "beta1", "beta2")
@@ -355,7 +357,7 @@ STEPS += [(torch.tensor([1, 2]), TypeError), (torch.tensor(True), TypeError), (t
 
 
 @OPERATORS
-@pytest.mark.parametrize(("step", "error"), STEPS, ids=str)
+@pytest.mark.parametrize(("step", "error"), STEPS, ids=readable)
 def test_operators_refuse_a_bad_step(operator, step, error):
     refused_untouched(error, "step", operator, operands(operator) | {"step": step})
     refused_untouched(error, "step", operator, operands(operator, many=True) | {"step": [1, step]})
@@ -369,7 +371,7 @@ def test_operators_refuse_too_few_or_too_many_steps(operator):
 
 @OPERATORS
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(("value", "error"), KINDS + VALUES, ids=str)
+@pytest.mark.parametrize(("value", "error"), KINDS + VALUES, ids=readable)
 def test_operators_refuse_a_bad_number(operator, name, value, error):
     refused_untouched(error, name, operator, operands(operator) | {name: value})
 
@@ -379,7 +381,7 @@ OTHERS += [("ema_decay", v, e) for v, e in [*KINDS, *VALUES, (1.001, ValueError)
 OTHERS += [("backend", "cuda", ValueError)]
 
 
-@pytest.mark.parametrize(("name", "value", "error"), OTHERS, ids=str)
+@pytest.mark.parametrize(("name", "value", "error"), OTHERS, ids=readable)
 def test_ema_adam_refuses_its_own_bad_options(name, value, error):
     refused_untouched(error, name, functional.ema_adam_, operands(functional.ema_adam_) | {name: value})
 
@@ -387,7 +389,7 @@ def test_ema_adam_refuses_its_own_bad_options(name, value, error):
 ADAMW_OTHERS = [(name, v, e) for name in ("amsgrad", "maximize") for v, e in FLAGS] + [("backend", "cuda", ValueError)]
 
 
-@pytest.mark.parametrize(("name", "value", "error"), ADAMW_OTHERS, ids=str)
+@pytest.mark.parametrize(("name", "value", "error"), ADAMW_OTHERS, ids=readable)
 def test_adamw_refuses_its_own_bad_options(name, value, error):
     refused_untouched(error, name, functional.adamw_, operands(functional.adamw_) | {name: value})
 

@@ -17,7 +17,8 @@ param = torch.nn.Parameter(torch.ones(5))
 param.grad = torch.ones(5)
 optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
 optimizer.step()
-print(param[0].item(), sum(sum(m.run.stats.cache_hits.values()) for n, m in sys.modules.items() if "generated.numba" in n))
+kernels = [module for name, module in sys.modules.items() if "generated.numba" in name]
+print(param[0].item(), sum(sum(kernel.run.stats.cache_hits.values()) for kernel in kernels))
 """
 
 HELPER = """
@@ -87,7 +88,7 @@ def test_nothing_is_left_behind_but_the_modules_and_their_code(tmp_path):
 def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
     """A read-only home and no temporary folder: compiled in memory, with one warning."""
     program = "from fusedadam import generated; generated._candidates = lambda: []" + PROGRAM.format(maximize=False)
-    (value, hits), complaint = run(program, "")
+    (value, _), complaint = run(program, "")
     assert float(value) < 1
     assert complaint.count("set FUSEDADAM_CACHE_DIR") == 1
 
@@ -97,7 +98,7 @@ def test_a_folder_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path, mon
     monkeypatch.setenv("FUSEDADAM_CACHE_DIR", str(tmp_path / "file" / "below"))
     generated.cache_folder.cache_clear()
     try:
-        with pytest.raises(RuntimeError, match="FUSEDADAM_CACHE_DIR=.*cannot be written"):
+        with pytest.raises(RuntimeError, match="cannot be written to"):
             generated.cache_folder()
     finally:
         generated.cache_folder.cache_clear()

@@ -10,9 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import (
-    BF16, CASES, DTYPES, F16, F32, F64, PLACES, apply, apply_in_place, assert_rounded, assert_same_bits, compute_of, draw, exact,
+    BF16,
+    CASES,
+    DTYPES,
+    F16,
+    F32,
+    F64,
+    PLACES,
+    apply,
+    apply_in_place,
+    assert_rounded,
+    assert_same_bits,
+    compute_of,
+    draw,
+    exact,
     pairwise,
-)  # fmt: skip
+)
 
 SHAPES = [(), (1,), (5, 7), (0,), (2, 0, 3), (1023,), (4097,)]
 BORDERS = sorted({n + d for n in (16, 64, 1024, 2048, 4096, 8192, 32768) for d in (-1, 0, 1)})

@@ -104,7 +104,10 @@ def test_the_27_combinations_of_the_operator(var, grad, largest, place):
     device, backend = place
     for amsgrad, maximize in FLAGS:
         generator = torch.Generator().manual_seed(3)
-        draw = lambda dtype: (torch.rand(5, 67, generator=generator) + 0.1).to(dtype)  # noqa: E731
+
+        def draw(dtype, generator=generator):
+            return (torch.rand(5, 67, generator=generator) + 0.1).to(dtype)
+
         tensors = [draw(var), draw(grad), draw(var), draw(var), draw(largest)]
         mine = [t.to(device, copy=True) for t in tensors]
         options = {

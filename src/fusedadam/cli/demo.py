@@ -17,8 +17,8 @@ from fusedadam.cli import display
 from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, warm_up
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 
-STEPS, SECONDS = 250, 75
-ON_CPU = Size(width=256, heads=4, layers=4, context=32, batch=4)
+STEPS, SECONDS = 300, 75
+ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
 ENOUGH_STEPS = 20  # measured ones, to say anything about speed

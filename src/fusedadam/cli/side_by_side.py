@@ -20,8 +20,8 @@ import fusedadam
 from fusedadam.cli import display
 from fusedadam.cli.tiny_transformer import TinyTransformer
 
-ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
-ADAM: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-4}
+ADAMW: dict[str, Any] = {"lr": 2e-3, "weight_decay": 1e-2}
+ADAM: dict[str, Any] = {"lr": 2e-3, "weight_decay": 1e-4}
 EMA_DECAY = 0.9999
 WARM_UP = 10  # steps
 

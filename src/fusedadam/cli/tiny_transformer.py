@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BYTES = 256
+ASCII = 128
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,16 @@ class Block(nn.Module):
 
 
 class TinyTransformer(nn.Module):
-    """For each byte the logits of the next one."""
+    """For each byte the logits of the next one.
+
+    A pair of neighbouring characters has an embedding of its own, as a token of most language models stands for several
+    characters: many parameters at little cost, so that the optimizer has something to do.
+    """
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.token_embedding = nn.Embedding(BYTES, size.width)
+        self.byte_embedding = nn.Embedding(BYTES, size.width)
+        self.pair_embedding = nn.Embedding(ASCII * ASCII, size.width)
         self.position_embedding = nn.Embedding(size.context, size.width)
         self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
         self.norm = nn.LayerNorm(size.width)
@@ -66,7 +72,9 @@ class TinyTransformer(nn.Module):
         self.apply(_small_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token_embedding(tokens) + self.position_embedding.weight[: tokens.shape[1]]
+        before = F.pad(tokens[:, :-1], (1, 0))
+        pairs = (before % ASCII) * ASCII + tokens % ASCII
+        x = self.byte_embedding(tokens) + self.pair_embedding(pairs) + self.position_embedding.weight[: tokens.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
