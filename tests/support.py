@@ -91,9 +91,9 @@ def apply_in_place(
     device, backend = place
     special = case.rule.special(case.flags)
     chosen = [backends.choose(torch.device(device), backend)] * len(roles)
-    scalars = case.rule.scalars(step=np.full(len(roles), step), **case.options)
+    scalars = case.rule.scalars(step=step, **case.options)
     for launch in launches([special] * len(roles), roles, chosen):
-        launch.table.set_scalars(scalars, launch.table.members)
+        launch.table.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
         launch.table.grad_scale, launch.table.found_inf = amp.get("grad_scale"), amp.get("found_inf")
         launch.run(roles)
 

@@ -109,14 +109,15 @@ def _update(
     for k in range(count):
         checks.alike({name: tensors[k] for name, tensors in lists.items()}, f"[{k}] " if count > 1 else "")
     _refuse_shared(lists)
-    steps = np.array(_steps(step, count), dtype=np.float64)
+    steps = _steps(step, count)
     role_of = role_of or {}
     roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
     chosen = [backends.choose(own["param"].device, backend) for own in roles]
     prepared = launches([special] * count, roles, chosen)
-    scalars = rule.scalars(step=steps, **options)
+    distinct = {number: k for k, number in enumerate(dict.fromkeys(steps))}
+    scalars = [rule.scalars(step=float(number), **options) for number in distinct]
     for launch in prepared:
-        launch.table.set_scalars(scalars, launch.table.members)
+        launch.table.set_scalars(scalars, np.array([distinct[number] for number in steps]))
         launch.run(roles)
     torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
 

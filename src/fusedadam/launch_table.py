@@ -59,11 +59,10 @@ class LaunchTable:
         self.addresses[:] = addresses
         self.moved = True
 
-    def set_scalars(self, values: Mapping[str, Any], pick: Int64s) -> None:
-        """``values`` hold one number for all, or several of which ``pick`` says whose is whose."""
-        for row, name in enumerate(self.special.scalars):
-            value = np.asarray(values[name], dtype=np.float64)
-            self.rows[row] = value if value.size == 1 else value[pick]
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
+        """``scalars`` are those that differ; ``whose[k]`` says which of them are for the k-th parameter of all."""
+        columns = np.array([[float(own[name]) for own in scalars] for name in self.special.scalars], dtype=np.float64)
+        self.rows[:] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
 
     def chunks(self, chunk_size: int) -> tuple[Int32s, Int32s]:
         """For each chunk its tensor, and how many chunks of that tensor come before it."""

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
-from fusedadam.launch_table import Floats
-from fusedadam.plan import Member, Plan
+from fusedadam.plan import Member, Options, Plan
 from fusedadam.rule import Rule
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
@@ -127,15 +125,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         empty = torch.empty_like(param, dtype=group[kind.dtype_option], requires_grad=False)
         return empty.copy_(param) if kind.copy_of_param else empty.zero_()
 
-    def _options(self) -> tuple[list[tuple[bool, ...]], dict[str, Floats]]:
-        """For each group its flags, and for each hyper-parameter its value in each group; kept until one changes."""
+    def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
+        """The flags and the hyper-parameters of each group; kept until one changes."""
         now = [self._raw_options(group) for group in self.param_groups]
         if self._seen is None or now != self._seen:
-            flags = [tuple(bool(v) for v in raw[0]) for raw in now]
-            table = np.array([[float(v) for v in raw[1]] for raw in now]).T
-            self._known = flags, dict(zip(self.rule.hyper_parameters, table, strict=True))
+            flags = [tuple(bool(value) for value in raw[0]) for raw in now]
+            self._known = flags, [tuple(float(value) for value in raw[1]) for raw in now]
             # a tensor may change without becoming another: such options are read in every step
-            self._seen = None if any(isinstance(v, Tensor) for raw in now for v in raw[1]) else now
+            self._seen = None if any(isinstance(value, Tensor) for raw in now for value in raw[1]) else now
         return self._known
 
     def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:

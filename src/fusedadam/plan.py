@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from fusedadam.rule import Rule, Special
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find
 from fusedadam.steps import StepCounts
 
-States = dict[Any, dict[str, Any]]
+States: TypeAlias = dict[Any, dict[str, Any]]
+Options: TypeAlias = tuple[float, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Plan:
             states[member.param].update(new)
         self._tracked = [m.position for m in members if not m.param.is_inference()]
         self.groups: Int64s = np.array([m.group for m in members], dtype=np.int64)
-        self._groups = [self.groups[launch.table.members] for launch in self.launches]
+        self._occurring, self._whose_group = np.unique(self.groups, return_inverse=True)
         self.steps = steps.adopt([states[m.param] for m in members], states.values())
 
         slots = _slots(members, params, states)
@@ -73,19 +74,14 @@ class Plan:
         for launch, places in zip(self.launches, self._places, strict=True):
             launch.table.place(self.snapshot.addresses[places])
 
-    def run(self, params: list[Tensor], states: States, steps: StepCounts, options: Mapping[str, Floats]) -> None:
-        """``options``: for each hyper-parameter its value in each group."""
+    def run(self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options]) -> None:
+        """``options``: the hyper-parameters of each group."""
         if not self.launches:
             return
         step = steps.next(self.steps)
-        if step.min() == step.max():  # as good as always: then a row a group will do
-            scalars = self.rule.scalars(step=step[:1], **options)
-            for launch, groups in zip(self.launches, self._groups, strict=True):
-                launch.table.set_scalars(scalars, groups)
-        else:
-            scalars = self.rule.scalars(step=step, **{name: value[self.groups] for name, value in options.items()})
-            for launch in self.launches:
-                launch.table.set_scalars(scalars, launch.table.members)
+        scalars, whose = self._scalars(step, options)
+        for launch in self.launches:
+            launch.table.set_scalars(scalars, whose)
         roles: Sequence[Roles] = ()
         if any(launch.needs_tensors for launch in self.launches):
             tensors = list(find(self.snapshot.slots, params, states))
@@ -96,6 +92,21 @@ class Plan:
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         torch.autograd.graph.increment_version(written)
+
+    def _scalars(self, step: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
+        """The scalars of every (options, step) that occurs, and which of them are whose.
+
+        One at a time, in Python's own float64: numpy's powers depend on the processor, and would end in other bits.
+        """
+        if step.min() == step.max():  # as good as always: one for each group
+            keys, whose = [(options[group], float(step[0])) for group in self._occurring], self._whose_group
+        else:
+            keys = [(options[group], number) for group, number in zip(self.groups, step.tolist(), strict=True)]
+            whose = np.arange(len(keys))
+        order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+        names = self.rule.hyper_parameters
+        scalars = [self.rule.scalars(step=number, **dict(zip(names, own, strict=True))) for own, number in order]
+        return scalars, np.array([order[key] for key in keys])[whose]
 
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,13 +127,20 @@ def _compiled_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
         layouts = np.full((len(slots), 2 + 2 * DIMENSIONS), -1, dtype=np.int64)
         described = np.zeros(6, dtype=np.int64)  # one DLTensor
+        arrays = (params, owners, slots, snapshot.addresses, layouts, described)
+        params_at, owners_at, slots_at, *others_at = (array.ctypes.data for array in arrays)
+        addresses_at, layouts_at, described_at = others_at
+        tables = [params_at, len(params), owners_at, len(owners), slots_at, len(slots)]
+        tables += [addresses_at, layouts_at, DIMENSIONS, described_at]
+        words = np.array([*functions, 0, 0, 0, id(None), id(grad), *tables], dtype=np.int64)
+        lists = slice(len(functions), len(functions) + 3)
 
-        def look(now: list[Tensor], states: dict[Any, Any]) -> int:
+        def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> int:
             now_owners, values = list(states), list(states.values())
             if len(now) != len(params) or len(now_owners) != len(owners):
                 return CHANGED
-            lists = id(now), id(now_owners), id(values), id(None), id(grad)
-            answer: int = run(functions, *lists, params, owners, slots, snapshot.addresses, layouts, described)
+            words[lists] = id(now), id(now_owners), id(values)
+            answer: int = run(words)
             return answer
 
         return look

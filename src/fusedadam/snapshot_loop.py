@@ -1,4 +1,7 @@
-"""The compiled loop of snapshot.py. It calls Python's own C interface, with the GIL held, through addresses."""
+"""The compiled loop of snapshot.py. It calls Python's own C interface, with the GIL held, through addresses.
+
+Everything is an int64, pointers included: arrays would be counted in and out of every call.
+"""
 
 import numba
 from llvmlite import ir
@@ -7,11 +10,12 @@ from numba.extending import intrinsic
 
 SAME, MOVED, CHANGED = 0, 1, 2
 PARAM, GRAD, NO_GRAD, STATE = 0, 1, 2, 3
+DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def caller(result, arguments):
-    """Calls the C function at an address; integers and pointers alike are int64."""
+    """Calls the C function at an address with one or two arguments."""
 
     def emit(context, b, signature, args):
         function = ir.FunctionType(I32 if result == "int" else I64, [I64] * arguments)
@@ -29,7 +33,7 @@ def caller(result, arguments):
 
 @intrinsic
 def at(context, address, index):
-    """The int64 at ``index`` of the memory at ``address``."""
+    """The word at ``index`` of the memory at ``address``."""
 
     def emit(context, b, signature, args):
         return b.load(b.gep(b.inttoptr(args[0], I64.as_pointer()), [args[1]]))
@@ -37,65 +41,60 @@ def at(context, address, index):
     return types.int64(types.int64, types.int64), emit
 
 
+@intrinsic
+def differs(context, address, index, value):
+    """Whether the word at ``index`` is another than ``value``, which it then becomes."""
+
+    def emit(context, b, signature, args):
+        place = b.gep(b.inttoptr(args[0], I64.as_pointer()), [args[1]])
+        before = b.load(place)
+        b.store(args[2], place)
+        return b.zext(b.icmp_signed("!=", before, args[2]), I64)
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
 call1, call2, call2_int = caller("pointer", 1), caller("pointer", 2), caller("int", 2)
 
 
 @numba.njit(error_model="numpy")
-def differs(row, column, value):
-    if row[column] == value:
-        return False
-    row[column] = value
-    return True
-
-
-@numba.njit(error_model="numpy")
-def relaid(tensor, row):
-    """Compares a DLTensor's device, dtype, shape and strides with what they were, and keeps them."""
-    changed = differs(row, 0, tensor[1]) | differs(row, 1, tensor[2])  # device; dimensions and dtype
-    dimensions = tensor[2] & 0xFFFFFFFF
-    if dimensions > (len(row) - 2) // 2:
-        return True
-    for d in range(dimensions):
-        changed |= differs(row, 2 + 2 * d, at(tensor[3], d)) | differs(row, 3 + 2 * d, at(tensor[4], d))
-    return changed
-
-
-@numba.njit(error_model="numpy")
-def compare(functions, found, kind, tensor, layout, addresses, k):
-    type_of, release, clear_error, describe = functions[3], functions[4], functions[5], functions[6]
+def compare(type_of, release, clear_error, describe, found, kind, tensor, layout, dimensions, address):
+    """Compares one tensor with what it was: ``layout`` has its device, dtype, shape and strides, and is kept up."""
     own_kind = call1(type_of, found)
     call1(release, own_kind)
     if own_kind != kind:
         return CHANGED
-    if call2_int(describe, found, tensor.ctypes.data) != 0:
+    if call2_int(describe, found, tensor) != 0:
         call1(clear_error, 0)
         return CHANGED
-    changed = relaid(tensor, layout)
-    address = tensor[0] + tensor[5]
-    moved = addresses[k] != address
-    addresses[k] = address
+    changed = differs(layout, 0, at(tensor, DEVICE)) | differs(layout, 1, at(tensor, KIND))
+    own_dimensions = at(tensor, KIND) & 0xFFFFFFFF
+    if own_dimensions > dimensions:
+        return CHANGED
+    for d in range(own_dimensions):
+        changed |= differs(layout, 2 + 2 * d, at(at(tensor, SHAPE), d))
+        changed |= differs(layout, 3 + 2 * d, at(at(tensor, STRIDES), d))
+    moved = differs(address, 0, at(tensor, DATA) + at(tensor, OFFSET))
     return CHANGED if changed else MOVED if moved else SAME
 
 
-SIGNATURE = (
-    "int64(int64[::1], int64, int64, int64, int64, int64,"
-    "int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[:, ::1], int64[::1])"
-)
-
-
-@numba.njit(SIGNATURE, error_model="numpy", cache=globals().get("cached", False))  # set by the loader
-def look(functions, params, owners, values, none, grad, known_params, known_owners, slots, addresses, layouts, tensor):
-    list_item, attribute, dict_item = functions[0], functions[1], functions[2]
-    release, clear_error = functions[4], functions[5]
-    for k in range(len(known_params)):
-        if call2(list_item, params, k) != known_params[k]:
+@numba.njit("int64(int64[::1])", error_model="numpy", cache=globals().get("cached", False))  # set by the loader
+def look(a):
+    list_item, attribute, dict_item, type_of, release, clear_error, describe = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+    params, owners, values, none, grad = a[7], a[8], a[9], a[10], a[11]
+    known_params, n_params, known_owners, n_owners = a[12], a[13], a[14], a[15]
+    slots, n_slots, addresses, layouts, dimensions, tensor = a[16], a[17], a[18], a[19], a[20], a[21]
+    for k in range(n_params):
+        if call2(list_item, params, k) != at(known_params, k):
             return CHANGED
-    for k in range(len(known_owners)):
-        if call2(list_item, owners, k) != known_owners[k]:
+    for k in range(n_owners):
+        if call2(list_item, owners, k) != at(known_owners, k):
             return CHANGED
     answer = SAME
-    for k in range(len(slots)):
-        param, what, key, state, known = slots[k, 0], slots[k, 1], slots[k, 2], slots[k, 3], slots[k, 4]
+    for k in range(n_slots):
+        param, what, key, state, known = (
+            at(slots, 5 * k), at(slots, 5 * k + 1), at(slots, 5 * k + 2), at(slots, 5 * k + 3), at(slots, 5 * k + 4)
+        )  # fmt: skip
         if what == STATE:
             if call2(dict_item, call2(list_item, values, state), key) != known:
                 call1(clear_error, 0)
@@ -110,7 +109,10 @@ def look(functions, params, owners, values, none, grad, known_params, known_owne
         if what == NO_GRAD:
             own = SAME if found == none else CHANGED
         else:
-            own = compare(functions, found, known, tensor, layouts[k], addresses, k)
+            layout = layouts + 8 * k * (2 + 2 * dimensions)
+            own = compare(
+                type_of, release, clear_error, describe, found, known, tensor, layout, dimensions, addresses + 8 * k
+            )
         if what != PARAM:  # an attribute comes with a reference of its own
             call1(release, found)
         answer = max(answer, own)

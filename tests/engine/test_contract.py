@@ -650,8 +650,9 @@ def test_ema_state_dict_is_the_models_with_the_average_in_it():
     for name, p in model.named_parameters():
         torch.testing.assert_close(averaged[name], optimizer.state[p]["ema_params"].to(p.dtype), rtol=0, atol=0)
         assert not averaged[name].requires_grad
-    frozen = copy.deepcopy(averaged)
+    held = [value for value in averaged.values() if isinstance(value, torch.Tensor)]
+    frozen = copy.deepcopy(held)
     train(optimizer, 2)
     model.norm.running_mean += 1
-    torch.testing.assert_close({**averaged}, {**frozen}, rtol=0, atol=0)
+    torch.testing.assert_close(held, frozen, rtol=0, atol=0)
     Tied().load_state_dict(averaged)
