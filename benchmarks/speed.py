@@ -43,13 +43,8 @@ def no_mathematics(param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value)
 class NoMathematics(FusedOptimizer):
     rule = no_mathematics
 
-    # fmt: off
-    def __init__(
-        self, params: Any, lr: float = 0, weight_decay: float = 0, foreach: None = None, capturable: bool = False,
-        differentiable: bool = False, fused: None = None, state_dtype: None = None, backend: None = None,
-    ) -> None:
+    def __init__(self, params: Any, lr: float = 0, weight_decay: float = 0) -> None:
         super().__init__(params, locals())
-    # fmt: on
 
 
 class TorchWithEma(torch.optim.AdamW):

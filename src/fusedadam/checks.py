@@ -31,6 +31,14 @@ def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> 
     return float(value)
 
 
+def one_number(name: str, value: Any) -> None:
+    """Something that ``float`` takes."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise RuntimeError(f"{name} has shape {tuple(value.shape)}; it must have one element")
+    if not isinstance(value, (Tensor, int, float)):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a number or a tensor of one element")
+
+
 def ema_decay(value: Any) -> float:
     if not (decay := number("ema_decay", value)) <= 1:
         raise ValueError(f"ema_decay={value!r} is out of range; it must be in [0, 1]")
@@ -38,7 +46,9 @@ def ema_decay(value: Any) -> float:
 
 
 def betas(value: Any) -> None:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"betas={value!r} is a {type(value).__name__}; it must be a pair of numbers in [0, 1)")
+    if len(value) != 2:
         raise ValueError(f"betas={value!r} must be a pair of numbers in [0, 1)")
     for k, beta in enumerate(value):
         number(f"betas[{k}]", beta, below=1.0)
@@ -66,17 +76,16 @@ def storage_dtype(name: str, value: Any) -> None:
 def torch_options(group: Mapping[str, Any]) -> None:
     """torch's own keywords: accepted and kept, so that changing the import is all that a script needs."""
     for name in ("maximize", "capturable", "differentiable"):
-        if name in group:
-            boolean(name, group[name])
+        boolean(name, group.get(name, False))
     for name in ("foreach", "fused"):
-        boolean(name, group[name], or_none=True)
-    if group["foreach"] and group["fused"]:
+        boolean(name, group.get(name), or_none=True)
+    if group.get("foreach") and group.get("fused"):
         raise RuntimeError("foreach=True and fused=True exclude each other; here both are the same, so leave them out")
-    if group["differentiable"]:
+    if group.get("differentiable"):
         raise RuntimeError("differentiable=True is not supported: the step is fused and in place; use torch.optim")
-    if group["capturable"]:
+    if group.get("capturable"):
         raise NotImplementedError("capturable=True is not supported yet: step counts live on the host; leave it False")
-    storage_dtype("state_dtype", group["state_dtype"])
+    storage_dtype("state_dtype", group.get("state_dtype"))
 
 
 def tensor(name: str, value: Any) -> None:

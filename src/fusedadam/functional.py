@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam import backends, checks
+from fusedadam import backends, checks, layout
 from fusedadam.launch_table import launches
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
@@ -38,6 +38,20 @@ def adamw_(
     maximize: bool = False,
     backend: str | None = None,
 ) -> None:
+    """One step of AdamW, in place: the ``step``-th, the first being 1.
+
+    Every tensor may be float32, float16, bfloat16 or float64, each its own; arithmetic is in float32 (float64 if the
+    parameter is), and each result is rounded once. ``max_exp_avg_sq`` is AMSGrad's running maximum, needed with
+    ``amsgrad``. Lists are updated together, in one launch for each device and mix of dtypes; ``step`` may be a list
+    then.
+
+    Example:
+        >>> param, grad = torch.ones(3), torch.ones(3)
+        >>> exp_avg, exp_avg_sq = torch.zeros(3), torch.zeros(3)
+        >>> adamw_(param, grad, exp_avg, exp_avg_sq, step=1, lr=0.5)
+        >>> param
+        tensor([0.5000, 0.5000, 0.5000])
+    """
     checks.boolean("amsgrad", amsgrad)
     checks.boolean("maximize", maximize)
     roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -67,6 +81,15 @@ def ema_adam_(
     weight_decay: float = 0.0,
     backend: str | None = None,
 ) -> None:
+    """One step of Adam (``mode=0``, weight decay added to the gradient) or AdamW (``mode=1``) and of the average of the
+    updated parameter, in place. Otherwise as :func:`adamw_`.
+
+    Example:
+        >>> param, grad, ema = torch.ones(2), torch.ones(2), torch.ones(2)
+        >>> ema_adam_(param, grad, torch.zeros(2), torch.zeros(2), ema, step=1, lr=0.5, ema_decay=0.5)
+        >>> ema
+        tensor([0.7500, 0.7500])
+    """
     checks.boolean("bias_correction", bias_correction)
     if mode not in (0, 1) or isinstance(mode, bool):
         raise ValueError(f"mode={mode!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
@@ -97,6 +120,9 @@ def _update(
     role_of: Mapping[str, str] | None = None,
 ) -> None:
     """``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another."""
+    for name, given in arguments.items():
+        if not isinstance(given, (Tensor, list, tuple)):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
     lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
     count = len(lists["param"])
     special = rule.special(flags)
@@ -147,9 +173,16 @@ def _one_step(step: Any) -> int:
 
 
 def _refuse_shared(lists: Mapping[str, Sequence[Tensor]]) -> None:
-    """Two roles in the same memory would overwrite each other."""
-    owner: dict[tuple[Any, int], str] = {}
-    for name, tensors in lists.items():
-        for tensor in tensors:
-            if tensor.numel() and (first := owner.setdefault((tensor.device, tensor.data_ptr()), name)) != name:
-                raise RuntimeError(f"{first} and {name} share memory; each needs a tensor of its own")
+    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + layout.extent(tensor) * tensor.element_size(), name)
+        for name, tensors in lists.items()
+        for tensor in tensors
+        if tensor.numel()
+    )
+    end, last = ("", 0), ""
+    for device, start, stop, name in spans:
+        if (device, start) < end and (name, last) != ("grad", "grad"):
+            raise RuntimeError(f"{last} and {name} share memory; each needs a tensor with memory of its own")
+        if (device, stop) > end:
+            end, last = (device, stop), name

@@ -17,16 +17,23 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "FUSEDADAM_CACHE_DIR"
+_lock = threading.RLock()
 
 
 def load(title: str, text: str, made_for: str) -> ModuleType:
     """The module with this source, from disk if it is there. ``cached`` in its globals says whether it has a file."""
+    with _lock:
+        return _load(title, text, made_for)
+
+
+def _load(title: str, text: str, made_for: str) -> ModuleType:
     name = f"{title}_{hashlib.sha256((text + made_for).encode()).hexdigest()[:24]}"
     qualified = f"fusedadam.generated.{name}"
     if qualified in sys.modules:

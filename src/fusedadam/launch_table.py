@@ -51,7 +51,7 @@ class LaunchTable:
             (row, k, role)
             for row, role in enumerate(special.roles)
             for k, m in enumerate(mine)
-            if not lies_as(m[role], self.strides[k])
+            if not lies_as(m[role], self.strides[k]) or m[role].is_neg()
         ]
 
     def place(self, addresses: Int64s) -> None:

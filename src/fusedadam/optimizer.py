@@ -52,15 +52,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         """``arguments``: the ``locals()`` of the subclass's own ``__init__``, which are its options."""
         self._forget()
         given: Any = params if isinstance(params, (Tensor, Mapping)) else list(params)
+        defaults = {name: value for name, value in arguments.items() if name not in NOT_OPTIONS}
+        self.check(defaults)
         with _as_before_on_error([g for g in given if isinstance(g, dict)]):
-            super().__init__(given, {name: value for name, value in arguments.items() if name not in NOT_OPTIONS})
+            super().__init__(given, defaults)
 
     def check(self, group: Group) -> None:
         """Refuses options that are out of range; called for each group before it is taken in."""
         checks.number("lr", group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
-        if group["backend"] is not None:
+        if group.get("backend") is not None:
             backends.check(group["backend"])
 
     def add_param_group(self, param_group: Group) -> None:
@@ -69,9 +71,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.check({**self.defaults, **param_group})
             super().add_param_group(param_group)
             try:
-                for param in self.param_groups[-1]["params"]:
+                params = self.param_groups[-1]["params"]
+                if len(set(map(id, params))) < len(params):
+                    raise ValueError("params has a parameter twice in one group; list each of them once")
+                for param in params:
                     checks.written("param", param)
-                    if param_group["backend"] is not None:
+                    if param_group.get("backend") is not None:
                         backends.check(param_group["backend"], param.device)
             except BaseException:
                 self.param_groups.pop()
@@ -93,7 +98,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = self._params()
         flags, options = self._options()
         tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
-        plan = self._plan
+        plan, self._plan = self._plan, None  # a step that fails leaves no plan behind: what was seen was not taken over
         if plan is None or tensors == CHANGED or flags != self._flags:
             plan, self._flags = self._make_plan(params, flags), flags
         elif tensors == MOVED:
@@ -114,7 +119,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             special = self.rule.special(dict(zip(self.rule.flags, flags[k], strict=True)))
             for param in group["params"]:
                 if param.grad is not None:
-                    backend = backends.choose(param.device, group["backend"])
+                    backend = backends.choose(param.device, group.get("backend"))
                     new_state = functools.partial(self._new_state, param, group)
                     members.append(Member(param, position, k, special, backend, new_state))
                 position += 1
@@ -122,7 +127,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
         kind = self.states.get(name, State())
-        empty = torch.empty_like(param, dtype=group[kind.dtype_option], requires_grad=False)
+        empty = torch.empty_like(param, dtype=group.get(kind.dtype_option), requires_grad=False)
         return empty.copy_(param) if kind.copy_of_param else empty.zero_()
 
     def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
@@ -166,15 +171,32 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``."""
-        mine = [group["backend"] for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        saved = [k for group in state_dict["param_groups"] for k in group["params"]]
-        for key, param in zip(saved, self._params(), strict=True):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and name != "step":
-                    self.state[param][name] = value.detach().to(param.device, copy=True)
-        for group, backend in zip(self.param_groups, mine, strict=True):
-            group["backend"] = backend  # a choice for this machine, not for the one that saved
+        backends_here = [group.get("backend") for group in self.param_groups]
+        loaded: list[dict[str, Any]] = []
+
+        def take(_: Any, state_dict: dict[str, Any]) -> None:
+            loaded.append(state_dict)  # as the user's own hooks have left it
+
+        def keep_dtypes(_: Any) -> None:
+            saved = [key for group in loaded[0]["param_groups"] for key in group["params"]]
+            for key, param in zip(saved, self._params(), strict=True):
+                for name, value in loaded[0]["state"].get(key, {}).items():
+                    if isinstance(value, Tensor):
+                        device = torch.device("cpu") if name == "step" else param.device
+                        self.state[param][name] = value.detach().to(device, copy=True)
+            for group, backend in zip(self.param_groups, backends_here, strict=True):
+                if "backend" in self.defaults:
+                    group["backend"] = backend  # a choice for this machine, not for the one that saved
+
+        hooks = [
+            self.register_load_state_dict_pre_hook(take),
+            self.register_load_state_dict_post_hook(keep_dtypes, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 @contextlib.contextmanager

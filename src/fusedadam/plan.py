@@ -49,6 +49,8 @@ class Plan:
         roles = [_roles(m, {**states.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
         for own in roles:
             checks.alike(own)
+        for member in members:
+            checks.one_number("state 'step'", states.get(member.param, {}).get("step", 0.0))
         self.launches = launches([m.special for m in members], roles, [m.backend for m in members])
 
         # nothing can fail from here on, so now it may be written

@@ -1,10 +1,9 @@
 """Have the tensors moved since the last step? The answer costs a fraction of a microsecond a parameter.
 
-A launch table stays good as long as every parameter and gradient has the address, dtype, shape, strides and device
-that it had, and every state is the tensor that it was. In plain Python that question takes longer than the whole
-update of a small tensor, so it is asked by a compiled loop (snapshot_loop.py) that reads tensors through the DLPack
-exchange interface, where torch has it and Numba is there. A snapshot holds numbers and weak references, so it keeps no
-tensor alive.
+A launch table stays good as long as every parameter, gradient and state has the address, dtype, shape, strides and
+device that it had. In plain Python that question takes longer than the whole update of a small tensor, so it is asked
+by a compiled loop (snapshot_loop.py) that reads tensors through the DLPack exchange interface, where torch has it and
+Numba is there. A snapshot holds numbers, never tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +22,8 @@ from torch import Tensor
 from fusedadam.launch_table import Int64s
 
 SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
-PARAM, GRAD, NO_GRAD, STATE = 0, 1, 2, 3
+PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
+CODES: dict[int | str, int] = {PARAM: PARAM, GRAD: GRAD, NO_GRAD: NO_GRAD, "step": STEP}
 DIMENSIONS = 16  # of a tensor; one with more is looked at anew in every step
 C_FUNCTIONS = ("PyList_GetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyObject_Type", "Py_DecRef", "PyErr_Clear")
 
@@ -36,35 +35,23 @@ class Slot(NamedTuple):
     what: int | str  # PARAM, GRAD, NO_GRAD (a gradient that is expected to be None) or the key of a state
     state: int = -1
 
-    @property
-    def is_state(self) -> bool:
-        return isinstance(self.what, str)
-
 
 Look: TypeAlias = Callable[[list[Tensor], dict[Any, Any]], int]
 
 
 class Snapshot:
-    """``params`` and ``states`` (the optimizer's; their order counts) are handed in anew each time."""
+    """``compare(params, states)`` says SAME, MOVED or CHANGED; unless CHANGED, ``addresses`` are then the present ones.
+
+    ``params`` and ``states`` are the optimizer's, handed in anew each time; their order counts.
+    """
 
     def __init__(self, slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) -> None:
         self.slots = list(slots)
         self.params, self.owners = list(map(id, params)), list(map(id, states))
         tensors = list(find(self.slots, params, states))
         self.addresses: Int64s = np.array([0 if t is None else t.data_ptr() for t in tensors], dtype=np.int64)
-        # States are known by identity. An id may come back once its tensor is gone, so a death is noted.
-        self._deaths: list[object] = []
-        self._watch = [weakref.ref(t, self._deaths.append) for s, t in zip(slots, tensors, strict=True) if s.is_state]
-        # A tensor that only Python holds takes and drops the GIL whenever C++ touches it: more than half the time of a
-        # look, and of counting versions up. One more owner on the C++ side spares that. (Parameters only, which the
-        # optimizer holds anyway.)
-        self._owner = torch._C.ScriptList(list(params)) if hasattr(torch._C, "ScriptList") and params else None
-        self._look = (_compiled_loop() or _plain_look)(self, tensors)
-        self._look(params, states)
-
-    def compare(self, params: list[Tensor], states: dict[Any, Any]) -> int:
-        """SAME, MOVED or CHANGED; unless CHANGED, ``addresses`` are then the present ones."""
-        return CHANGED if self._deaths else self._look(params, states)
+        self.compare: Look = (_compiled_loop() or _plain_look)(self, tensors)
+        self.compare(params, states)
 
 
 def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) -> Iterator[Any]:
@@ -77,28 +64,26 @@ def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) ->
             yield params[param] if what == PARAM else params[param].grad
 
 
-def _plain_look(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
-    seen: list[Any] = [id(t) if s.is_state else None for s, t in zip(snapshot.slots, tensors, strict=True)]
+def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
+    seen: list[Any] = [None] * len(snapshot.slots)
 
     def look(params: list[Tensor], states: dict[Any, Any]) -> int:
         if list(map(id, params)) != snapshot.params or list(map(id, states)) != snapshot.owners:
             return CHANGED
         answer = SAME
         for k, tensor in enumerate(find(snapshot.slots, params, states)):
-            slot = snapshot.slots[k]
-            if slot.is_state or slot.what == NO_GRAD:
-                if (slot.is_state and id(tensor) != seen[k]) or (slot.what == NO_GRAD and tensor is not None):
-                    return CHANGED
+            what = snapshot.slots[k].what
+            if what == NO_GRAD:
+                answer = answer if tensor is None else CHANGED
                 continue
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
                 return CHANGED
             layout = (tensor.dtype, tensor.size(), tensor.stride(), tensor.device)
             if layout != seen[k]:
                 seen[k], answer = layout, CHANGED
-            address = tensor.data_ptr()
-            if address != snapshot.addresses[k]:
-                snapshot.addresses[k] = address
-                answer = max(answer, MOVED)
+            if tensor.data_ptr() != snapshot.addresses[k]:
+                snapshot.addresses[k] = tensor.data_ptr()
+                answer = max(answer, CHANGED if what == "step" else MOVED)
         return answer
 
     return look
@@ -120,7 +105,7 @@ def _compiled_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
 
     def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
         rows = [
-            (s.param, STATE, id(s.what), s.state, id(t)) if s.is_state else (s.param, s.what, 0, 0, id(type(t)))
+            (s.param, CODES.get(s.what, STATE), id(s.what), s.state, id(type(t)))
             for s, t in zip(snapshot.slots, tensors, strict=True)
         ]
         slots = np.array(rows, dtype=np.int64).reshape(-1, 5)

@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 SAME, MOVED, CHANGED = 0, 1, 2
-PARAM, GRAD, NO_GRAD, STATE = 0, 1, 2, 3
+PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -92,28 +92,28 @@ def look(a):
             return CHANGED
     answer = SAME
     for k in range(n_slots):
-        param, what, key, state, known = (
+        param, what, key, state, kind = (
             at(slots, 5 * k), at(slots, 5 * k + 1), at(slots, 5 * k + 2), at(slots, 5 * k + 3), at(slots, 5 * k + 4)
         )  # fmt: skip
-        if what == STATE:
-            if call2(dict_item, call2(list_item, values, state), key) != known:
-                call1(clear_error, 0)
-                return CHANGED
-            continue
-        found = call2(list_item, params, param)
-        if what != PARAM:
-            found = call2(attribute, found, grad)
-            if found == 0:
-                call1(clear_error, 0)
-                return CHANGED
+        if what in (STATE, STEP):
+            found = call2(dict_item, call2(list_item, values, state), key)
+        else:
+            found = call2(list_item, params, param)
+            if what != PARAM:
+                found = call2(attribute, found, grad)
+        if found == 0:
+            call1(clear_error, 0)
+            return CHANGED
         if what == NO_GRAD:
             own = SAME if found == none else CHANGED
         else:
             layout = layouts + 8 * k * (2 + 2 * dimensions)
             own = compare(
-                type_of, release, clear_error, describe, found, known, tensor, layout, dimensions, addresses + 8 * k
+                type_of, release, clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k
             )
-        if what != PARAM:  # an attribute comes with a reference of its own
+        if what in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own
             call1(release, found)
+        if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
+            own = CHANGED
         answer = max(answer, own)
     return answer

@@ -35,8 +35,7 @@ def sgd(param: Value, grad: Value, *, lr: Scalar) -> Values:
 
 class SGD(FusedOptimizer):
     rule = sgd
-    def __init__(self, params, lr=0.5, weight_decay=0, foreach=None, capturable=False, differentiable=False, fused=None,
-                 state_dtype=None, backend=None):
+    def __init__(self, params, lr=0.5, weight_decay=0):
         super().__init__(params, locals())
 """
 

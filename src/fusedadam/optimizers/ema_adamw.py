@@ -134,4 +134,7 @@ class EmaAdamW(FusedOptimizer):
                 copies[id(value)] = ema.detach().to(value.dtype, copy=True)
             return copies[id(value)]
 
-        return {name: copy(value) for name, value in model.state_dict(keep_vars=True).items()}
+        state = model.state_dict(keep_vars=True)  # filled in place: it carries the modules' versions
+        for name in state:
+            state[name] = copy(state[name])
+        return state
