@@ -25,7 +25,7 @@ SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so th
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 CODES: dict[int | str, int] = {PARAM: PARAM, GRAD: GRAD, NO_GRAD: NO_GRAD, "step": STEP}
 DIMENSIONS = 16  # of a tensor; one with more is looked at anew in every step
-C_FUNCTIONS = ("PyList_GetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyObject_Type", "Py_DecRef", "PyErr_Clear")
+C_FUNCTIONS = ("PyList_GetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_DecRef", "PyErr_Clear")
 
 
 class Slot(NamedTuple):
@@ -94,6 +94,8 @@ def _compiled_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     """The compiled loop, or None where torch or Numba cannot serve it."""
     capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None or importlib.util.find_spec("numba") is None:
+        return None
+    if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):  # a Python with other objects
         return None
     from fusedadam import generated
     from fusedadam.backends import numba as backend

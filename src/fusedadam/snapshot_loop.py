@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 SAME, MOVED, CHANGED = 0, 1, 2
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
+TYPE = 1  # the word of any Python object that says what it is
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -58,11 +59,9 @@ call1, call2, call2_int = caller("pointer", 1), caller("pointer", 2), caller("in
 
 
 @numba.njit(error_model="numpy")
-def compare(type_of, release, clear_error, describe, found, kind, tensor, layout, dimensions, address):
+def compare(clear_error, describe, found, kind, tensor, layout, dimensions, address):
     """Compares one tensor with what it was: ``layout`` has its device, dtype, shape and strides, and is kept up."""
-    own_kind = call1(type_of, found)
-    call1(release, own_kind)
-    if own_kind != kind:
+    if at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
     if call2_int(describe, found, tensor) != 0:
         call1(clear_error, 0)
@@ -80,10 +79,10 @@ def compare(type_of, release, clear_error, describe, found, kind, tensor, layout
 
 @numba.njit("int64(int64[::1])", error_model="numpy", cache=globals().get("cached", False))  # set by the loader
 def look(a):
-    list_item, attribute, dict_item, type_of, release, clear_error, describe = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-    params, owners, values, none, grad = a[7], a[8], a[9], a[10], a[11]
-    known_params, n_params, known_owners, n_owners = a[12], a[13], a[14], a[15]
-    slots, n_slots, addresses, layouts, dimensions, tensor = a[16], a[17], a[18], a[19], a[20], a[21]
+    list_item, attribute, dict_item, release, clear_error, describe = a[0], a[1], a[2], a[3], a[4], a[5]
+    params, owners, values, none, grad = a[6], a[7], a[8], a[9], a[10]
+    known_params, n_params, known_owners, n_owners = a[11], a[12], a[13], a[14]
+    slots, n_slots, addresses, layouts, dimensions, tensor = a[15], a[16], a[17], a[18], a[19], a[20]
     for k in range(n_params):
         if call2(list_item, params, k) != at(known_params, k):
             return CHANGED
@@ -108,9 +107,7 @@ def look(a):
             own = SAME if found == none else CHANGED
         else:
             layout = layouts + 8 * k * (2 + 2 * dimensions)
-            own = compare(
-                type_of, release, clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k
-            )
+            own = compare(clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k)
         if what in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own
             call1(release, found)
         if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts

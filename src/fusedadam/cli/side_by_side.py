@@ -20,10 +20,9 @@ import fusedadam
 from fusedadam.cli import display
 from fusedadam.cli.tiny_transformer import TinyTransformer
 
-ADAMW: dict[str, Any] = {"lr": 2e-3, "weight_decay": 1e-2}
-ADAM: dict[str, Any] = {"lr": 2e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
+ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
+ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
 EMA_DECAY = 0.9999
-WARM_UP = 10  # steps
 
 
 class TorchAdamWWithEma(torch.optim.AdamW):
@@ -63,7 +62,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 
 @dataclass(frozen=True)
 class Result:
-    """What one optimizer reached; times are medians over the steps after the warm-up, in milliseconds."""
+    """What one optimizer reached; times are medians over the measured steps, in milliseconds."""
 
     name: str
     loss: float
@@ -75,11 +74,12 @@ class Result:
 class Training:
     """One optimizer with its own copy of the model."""
 
-    def __init__(self, name: str, model: TinyTransformer, device: torch.device) -> None:
+    def __init__(self, name: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
         self.name = name
         self.device = device
         self.model = copy.deepcopy(model).to(device)
         self.optimizer = OPTIMIZERS[name](self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.pass_times: list[float] = []
         self.step_times: list[float] = []
 
@@ -92,6 +92,7 @@ class Training:
         self.optimizer.step()
         self.step_times.append(1e3 * (self._now() - passed))
         self.pass_times.append(1e3 * (passed - started))
+        self.schedule.step()
         return loss.item()
 
     @torch.no_grad()
@@ -102,7 +103,7 @@ class Training:
             return self.model.loss(windows).item()
 
     def result(self, held_out: Tensor) -> Result:
-        first = warm_up(len(self.step_times))
+        first = unmeasured(len(self.step_times))
         passes, steps = self.pass_times[first:], self.step_times[first:]
         loss = self.validate(held_out)
         return Result(self.name, loss, statistics.median(passes), statistics.median(steps), min(steps))
@@ -114,9 +115,14 @@ class Training:
         return time.perf_counter()
 
 
-def warm_up(steps: int) -> int:
+def lr_factor(done: int, steps: int) -> float:
+    """Up, then down to nothing. At a constant lr, training soon magnifies differences in rounding to visible ones."""
+    return min(1.0, (done + 1) / max(1, steps // 12)) * (1 - done / steps)
+
+
+def unmeasured(steps: int) -> int:
     """How many of the first steps are not measured: kernels are compiled and memory is set aside there."""
-    return min(WARM_UP, steps - 1)
+    return min(10, steps - 1)
 
 
 def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:

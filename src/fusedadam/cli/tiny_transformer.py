@@ -33,8 +33,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = size.heads
         self.attention_norm = nn.LayerNorm(size.width)
-        self.query_key_value = nn.Linear(size.width, 3 * size.width)
-        self.attention_out = nn.Linear(size.width, size.width)
+        self.query_key_value = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.attention_out = nn.Linear(size.width, size.width, bias=False)
         self.mlp_norm = nn.LayerNorm(size.width)
         self.mlp = nn.Sequential(
             nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
