@@ -61,7 +61,8 @@ class LaunchTable:
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
         """``scalars`` are those that differ; ``whose[k]`` says which of them are for the k-th parameter of all."""
-        columns = np.array([[float(own[name]) for own in scalars] for name in self.special.scalars], dtype=np.float64)
+        names = self.special.scalars
+        columns = np.array([float(own[name]) for name in names for own in scalars]).reshape(len(names), len(scalars))
         self.rows[:] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
 
     def chunks(self, chunk_size: int) -> tuple[Int32s, Int32s]:

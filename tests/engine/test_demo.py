@@ -73,14 +73,20 @@ def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.strip() == "Stopped."
 
 
-def pairs(ours_ms: float, torch_ms: float, fastest: float = 1.0) -> list[tuple[Result, Result]]:
-    ours = Result("fusedadam AdamW", 2.0, 30.0, ours_ms, fastest * ours_ms)
-    return [(ours, Result("torch AdamW", 2.0, 30.0, torch_ms, fastest * torch_ms))]
+def result(name: str, step_ms: float, fastest_step_ms: float | None = None) -> Result:
+    return Result(name, 2.0, 30.0, step_ms, fastest_step_ms or step_ms)
 
 
-def test_what_is_said_about_speed_follows_from_the_times() -> None:
-    assert "faster (1.50 x)" in demo.speed_sentence(pairs(2.0, 3.0), 100)
-    assert "slower (0.67 x)" in demo.speed_sentence(pairs(3.0, 2.0), 100)
-    assert "as fast (1.00 x)" in demo.speed_sentence(pairs(2.0, 2.0), 100)
-    assert "say little" in demo.speed_sentence(pairs(2.0, 3.0), 1)
-    assert "say little" in demo.speed_sentence(pairs(2.0, 3.0, fastest=0.1), 100)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [(2.0, 3.0, "faster (1.50 x)"), (3.0, 2.0, "slower (0.67 x)"), (2.0, 2.0, "as fast (1.00 x)")],
+)
+def test_what_is_said_about_speed_follows_from_the_times(ours: float, theirs: float, said: str) -> None:
+    assert said in demo.speed_sentence([(result("fusedadam AdamW", ours), result("torch AdamW", theirs))])
+
+
+def test_speeds_are_not_compared_on_a_busy_machine_or_after_few_steps() -> None:
+    steady, unsteady = result("torch AdamW", 2.0), result("fusedadam AdamW", 2.0, fastest_step_ms=0.5)
+    assert demo.speed_doubt([steady, steady], measured=100) is None
+    assert "other programs" in (demo.speed_doubt([steady, unsteady], measured=100) or "")
+    assert "only 1 of the steps" in (demo.speed_doubt([steady, steady], measured=1) or "")

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from fusedadam import words
+from fusedadam.optimizer import FusedOptimizer
 from fusedadam.optimizers.adamw import adam
 from fusedadam.rule import Flag, RuleError, Scalar, Value, Values, rule
 from fusedadam.words import maximum, sqrt, where
+from tests.support import PLACES
 
 LIMIT = 3.0
 
@@ -58,6 +60,33 @@ def test_the_source_for_compilers_is_straight_and_has_no_bare_numbers():
 def test_the_rule_itself_still_runs_as_plain_python():
     p, a, b = everything(*(torch.tensor([x]) for x in (1.0, 4.0, 1.5, 0.0)), s=0.5, t=1.0, f=True, g=False)
     assert (p.item(), a.item(), b.item()) == (0.5, 2.5, 0.0)
+
+
+@rule(scalars=no_scalars)
+def swap(param: Value, grad: Value, last: Value) -> Values:
+    last = param
+    param = grad
+    return param, last
+
+
+class Swap(FusedOptimizer):
+    rule = swap
+
+    def __init__(self, params, lr=0.0, weight_decay=0.0, *, backend=None):
+        super().__init__(params, locals())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rule_may_have_no_scalars_and_write_what_it_does_not_read(place):
+    device, backend = place
+    params = [torch.nn.Parameter(torch.full((n,), 2.0, device=device)) for n in (3, 5000)]
+    optimizer = Swap(params, backend=backend)
+    for p in params:
+        p.grad = torch.full_like(p, 7.0)
+    optimizer.step()
+    for p in params:
+        assert p.eq(7).all()
+        assert optimizer.state[p]["last"].eq(2).all()
 
 
 def bad_in_place(param: Value, grad: Value) -> Values:

@@ -22,7 +22,8 @@ def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
 
     def update(roles: Roles, scalars: dict[str, Tensor | None]) -> None:
         number = compute_dtype(roles["param"].dtype)
-        values = {r: roles[r].to(number) if r in special.inputs else None for r in special.rule.roles}
+        # copies: a rule may store one role in another, and must not see what has been stored already
+        values = {r: roles[r].to(number, copy=True) if r in special.inputs else None for r in special.rule.roles}
         if table.grad_scale is not None and values["grad"] is not None:
             values["grad"] = values["grad"] / table.grad_scale.to(number)
         result = special.rule(**values, **scalars, **flags)

@@ -17,7 +17,7 @@ from fusedadam.cli import display
 from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 
-STEPS, SECONDS = 300, 75
+STEPS, SECONDS = 250, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
@@ -53,17 +53,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(results: Sequence[Result], steps: int) -> None:
     pairs = list(zip(results[1::2], results[::2], strict=True))
-    speed = {ours.name: f"{theirs.step_ms / ours.step_ms:.2f} x" for ours, theirs in pairs}
+    skipped = unmeasured(steps)
+    doubt = speed_doubt(results, steps - skipped)
+    speed = {ours.name: "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x" for ours, theirs in pairs}
     rows = [(r.name, f"{r.loss:.4f}", f"{r.step_ms:.3f}", speed.get(r.name, "reference")) for r in results]
     print()
     display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against torch"), rows)
     pass_ms = statistics.median(r.pass_ms for r in results)
     print("torch's AdamW and Adam have fused=True; the EMA beside it is one foreach operation.")
-    skipped = unmeasured(steps)
     print(f"Times are medians; the first {skipped} of {steps} steps, where kernels are compiled, do not count.")
     print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
     print(losses_sentence(pairs, steps))
-    print(speed_sentence(pairs, steps - skipped))
+    print(doubt or speed_sentence(pairs))
 
 
 def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
@@ -73,12 +74,17 @@ def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
     )
 
 
-def speed_sentence(pairs: Sequence[tuple[Result, Result]], measured: int) -> str:
+def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
+    """Why the times do not allow to compare speeds, if so."""
     if measured < ENOUGH_STEPS:
-        return f"Speeds say little here: only {measured} of the steps could be measured."
+        return f"Speeds cannot be compared: only {measured} of the steps could be measured."
     # on a quiet machine a step takes much the same time every time
-    if any(result.step_ms > 2 * result.fastest_step_ms for pair in pairs for result in pair):
-        return "Speeds say little here: step times varied widely, as they do when other programs use the machine."
+    if any(r.step_ms > 2 * r.fastest_step_ms for r in results):
+        return "Speeds cannot be compared: step times varied widely, as they do when other programs use the machine."
+    return None
+
+
+def speed_sentence(pairs: Sequence[tuple[Result, Result]]) -> str:
     said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
     return f"The optimizer step, against torch's: {', '.join(said)}."
 
@@ -90,10 +96,9 @@ def _compare(ratio: float) -> str:
 
 def _describe(device: torch.device) -> str:
     backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
-    names = {"cpu": _processor, "cuda": lambda: torch.cuda.get_device_name(device)}
-    name = f" ({names[device.type]()})" if device.type in names else ""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     threads = torch.get_num_threads()
-    return f"{device}{name}, torch {torch.__version__}, {threads} threads, served by fusedadam's {backend} backend"
+    return f"{device} on {name}, torch {torch.__version__}, {threads} threads, served by fusedadam's {backend} backend"
 
 
 def _processor() -> str:

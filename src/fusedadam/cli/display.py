@@ -51,14 +51,14 @@ def _bars(names: Sequence[str], steps: int) -> Iterator[Advance]:
 
 
 def _lines(names: Sequence[str], steps: int) -> Advance:
-    """Ten lines in all, or one a step if there are fewer steps."""
+    """The first step, then about ten more lines, or one a step if there are fewer steps."""
     done, interval = 0, max(1, steps // 10)
     print("training loss of    " + "  ".join(names), flush=True)
 
     def advance(losses: Sequence[float]) -> None:
         nonlocal done
         done += 1
-        if done % interval == 0 or done == steps:
+        if done in (1, steps) or done % interval == 0:
             cells = (f"{loss:{len(name)}.3f}" for name, loss in zip(names, losses, strict=True))
             print(f"step {done:5} of {steps:5}  " + "  ".join(cells), flush=True)
 
