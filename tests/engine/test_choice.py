@@ -1,0 +1,76 @@
+"""Which backend serves a device, what happens where it is not installed, and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import backends
+
+
+def run(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_brings_in_neither_numba_nor_triton():
+    program = "import sys, torch, fusedadam; print(*(name in sys.modules for name in ('numba', 'triton', 'llvmlite')))"
+    assert run(program) == ["False"] * 3
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("cpu", "numba"), ("cuda", "triton"), ("xpu", "triton"), ("npu", "triton"), ("mps", "eager")]
+)
+def test_the_device_chooses(device, name, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(backends, "_load", chosen.append)
+    monkeypatch.setattr(backends, "_installed", lambda name: True)
+    backends.choose(FakeDevice(device), None)
+    assert chosen == [name]
+
+
+class FakeDevice:
+    def __init__(self, kind):
+        self.type = kind
+
+
+def test_without_numba_it_runs_eagerly_with_one_warning_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(backends, "_installed", lambda name: name != "numba")
+    backends._warn_missing.cache_clear()
+    param = torch.nn.Parameter(torch.ones(3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            param.grad = torch.ones(3)
+            optimizer = fusedadam.AdamW([param])
+            optimizer.step()
+    said = [str(w.message) for w in caught if "fusedadam" in str(w.message)]
+    assert len(said) == 1
+    assert "pip install numba" in said[0]
+    assert optimizer._plan.launches[0].needs_tensors
+    assert (param < 1).all()
+
+
+def test_a_process_without_numba_or_triton_still_steps():
+    """Nothing of ours imports them unasked, not even the loop that looks at tensors."""
+    program = """
+import sys, importlib.util, warnings
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name in ("numba", "triton") else find(name, *a)
+sys.modules["numba"] = None
+warnings.simplefilter("ignore")
+import torch, fusedadam
+param = torch.nn.Parameter(torch.ones(3))
+for _ in range(3):
+    param.grad = torch.ones(3)
+    optimizer = fusedadam.AdamW([param], lr=0.25)
+    optimizer.step()
+print(param[0].item() < 0.5)
+"""
+    assert run(program) == ["True"]
