@@ -7,13 +7,13 @@ the wrong kind, RuntimeError for tensors that do not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedadam.layout import overlaps
+from fusedadam.layout import is_dense, overlaps
 from fusedadam.storage import STORAGES, names
 
 
@@ -95,7 +95,7 @@ def tensor(name: str, value: Any) -> None:
     if value.layout != torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise RuntimeError(
-            f"{name} does not support sparse layouts (it is {kind}); "
+            f"{name} has layout {kind}, and sparse or opaque layouts are not supported; "
             "convert it with .to_dense(), or use torch.optim.SparseAdam"
         )
     if value.dtype not in STORAGES:
@@ -104,6 +104,9 @@ def tensor(name: str, value: Any) -> None:
         raise RuntimeError(
             f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)"
         )
+    if value.numel() and value.data_ptr() == 0:
+        kind = type(value).__name__
+        raise RuntimeError(f"{name} is a {kind} without memory of its own (sharded or wrapped?); use its local tensor")
 
 
 def written(name: str, value: Any) -> None:
@@ -111,9 +114,27 @@ def written(name: str, value: Any) -> None:
     tensor(name, value)
     if overlaps(value):
         raise RuntimeError(
-            f"{name} has shape {tuple(value.shape)} and strides {value.stride()}: several of its elements share memory "
-            "(is it expanded?), so it cannot be updated in place; use .clone() or .contiguous()"
+            f"{name} has shape {tuple(value.shape)} and strides {value.stride()}: several of its elements may share "
+            "memory (is it expanded?), so it cannot be updated in place; use .clone() or .contiguous()"
         )
+
+
+def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it.
+
+    Tensors with gaps are let through: they may well lie between each other.
+    """
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+        for name, tensor in tensors
+        if tensor.numel() and is_dense(tensor)
+    )
+    end, last = ("", 0), ""
+    for device, start, stop, name in spans:
+        if (device, start) < end and (name, last) != ("grad", "grad"):
+            raise RuntimeError(f"{last} and {name} share memory; each needs a tensor with memory of its own")
+        if (device, stop) > end:
+            end, last = (device, stop), name
 
 
 def alike(roles: Mapping[str, Tensor], where: str = "") -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam import backends, checks, layout
+from fusedadam import backends, checks
 from fusedadam.launch_table import launches
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
@@ -134,7 +134,7 @@ def _update(
             (checks.tensor if name == "grad" else checks.written)(label, tensor)
     for k in range(count):
         checks.alike({name: tensors[k] for name, tensors in lists.items()}, f"[{k}] " if count > 1 else "")
-    _refuse_shared(lists)
+    checks.no_shared_memory((name, tensor) for name, tensors in lists.items() for tensor in tensors)
     steps = _steps(step, count)
     role_of = role_of or {}
     roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
@@ -161,28 +161,10 @@ def _steps(step: Step, count: int) -> list[int]:
 def _one_step(step: Any) -> int:
     if isinstance(step, Tensor):
         if step.numel() != 1 or step.dtype.is_floating_point or step.dtype.is_complex or step.dtype == torch.bool:
-            raise TypeError(
-                f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be int64, with one element"
-            )
+            raise TypeError(f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be one integer")
         step = int(step.item())
     if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
         raise TypeError(f"step={step!r} is a {type(step).__name__}; it must be an int or an int64 tensor")
     if step < 1:
         raise ValueError(f"step={step} is out of range; the first step is 1")
     return int(step)
-
-
-def _refuse_shared(lists: Mapping[str, Sequence[Tensor]]) -> None:
-    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it."""
-    spans = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + layout.extent(tensor) * tensor.element_size(), name)
-        for name, tensors in lists.items()
-        for tensor in tensors
-        if tensor.numel()
-    )
-    end, last = ("", 0), ""
-    for device, start, stop, name in spans:
-        if (device, start) < end and (name, last) != ("grad", "grad"):
-            raise RuntimeError(f"{last} and {name} share memory; each needs a tensor with memory of its own")
-        if (device, stop) > end:
-            end, last = (device, stop), name

@@ -27,6 +27,16 @@ VARIABLE = "FUSEDADAM_CACHE_DIR"
 _lock = threading.RLock()
 
 
+def _new_lock() -> None:
+    """A thread that held the lock does not exist in a forked child."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
+
+
 def load(title: str, text: str, made_for: str) -> ModuleType:
     """The module with this source, from disk if it is there. ``cached`` in its globals says whether it has a file."""
     with _lock:
@@ -60,7 +70,7 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if not _usable(Path(chosen)):
-            raise RuntimeError(f"{VARIABLE}={chosen!r} cannot be written to; name a folder that can, or unset it")
+            raise RuntimeError(f"{VARIABLE}={chosen!r} must be a folder of your own, which others cannot write to")
         return Path(chosen)
     for folder in _candidates():
         if _usable(folder):

@@ -38,8 +38,8 @@ class LaunchTable:
         self.special, self.members = special, np.asarray(members, dtype=np.int64)
         mine = [roles[k] for k in members]
         self.device = mine[0]["param"].device
-        self.storage = {r: STORAGES[mine[0][r].dtype].name for r in special.roles}
-        self.compute = STORAGES[compute_dtype(mine[0]["param"].dtype)].name
+        self.storage = {r: STORAGES[mine[0][r].dtype] for r in special.roles}
+        self.compute = STORAGES[compute_dtype(mine[0]["param"].dtype)]
         self.sizes: Int64s = np.array([m["param"].numel() for m in mine], dtype=np.int64)
         self.addresses: Int64s = np.array([[m[r].data_ptr() for m in mine] for r in special.roles], dtype=np.int64)
         self.rows: Floats = np.zeros((len(special.scalars), len(mine)))

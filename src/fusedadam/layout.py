@@ -23,11 +23,6 @@ def overlaps(tensor: Tensor) -> bool:
     return False
 
 
-def extent(tensor: Tensor) -> int:
-    """How many elements lie between the first and the last, both included."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a run of memory without gap or overlap, in whatever order."""
     expected = 1

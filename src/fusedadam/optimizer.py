@@ -45,7 +45,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
     _no_steps: str | None = None  # why stepping is refused at the moment
     _plan: Plan | None
-    _flags: list[tuple[bool, ...]]
+    _groups: list[Any]  # what a plan takes from the groups
     _seen: list[Any] | None
 
     def __init__(self, params: Params, arguments: Mapping[str, Any]) -> None:
@@ -90,17 +90,18 @@ class FusedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
+        self._check_may_step()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse()
         params = self._params()
         flags, options = self._options()
         tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
         plan, self._plan = self._plan, None  # a step that fails leaves no plan behind: what was seen was not taken over
-        if plan is None or tensors == CHANGED or flags != self._flags:
-            plan, self._flags = self._make_plan(params, flags), flags
+        groups = [(len(g["params"]), g.get("backend"), own) for g, own in zip(self.param_groups, flags, strict=True)]
+        if plan is None or tensors == CHANGED or groups != self._groups:
+            plan, self._groups = self._make_plan(params, flags), groups
         elif tensors == MOVED:
             plan.place()
         self._plan = plan
@@ -109,8 +110,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _params(self) -> list[Tensor]:
         if len(self.param_groups) == 1:
-            only: list[Tensor] = self.param_groups[0]["params"]
-            return only
+            only = self.param_groups[0]["params"]
+            return only if type(only) is list else list(only)
         return [p for group in self.param_groups for p in group["params"]]
 
     def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]]) -> Plan:
@@ -152,7 +153,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return group["betas"][name == "beta2"]
         return group[name]
 
-    def _refuse(self) -> None:
+    def _check_may_step(self) -> None:
         if self._no_steps is not None:
             raise RuntimeError(self._no_steps)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
@@ -171,7 +172,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``."""
-        backends_here = [group.get("backend") for group in self.param_groups]
+        before = [dict(group) for group in self.param_groups]
         loaded: list[dict[str, Any]] = []
 
         def take(_: Any, state_dict: dict[str, Any]) -> None:
@@ -184,9 +185,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if isinstance(value, Tensor):
                         device = torch.device("cpu") if name == "step" else param.device
                         self.state[param][name] = value.detach().to(device, copy=True)
-            for group, backend in zip(self.param_groups, backends_here, strict=True):
-                if "backend" in self.defaults:
-                    group["backend"] = backend  # a choice for this machine, not for the one that saved
+            for group, mine, theirs in zip(self.param_groups, before, loaded[0]["param_groups"], strict=True):
+                # what the saved group does not say stays; so does the backend, a choice for this machine
+                group.update({name: mine[name] for name in mine if name not in theirs or name == "backend"})
 
         hooks = [
             self.register_load_state_dict_pre_hook(take),

@@ -18,7 +18,7 @@ from fusedadam import checks
 from fusedadam.launch_table import Backend, Floats, Int64s, Roles, launches
 from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
-from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find
+from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
 from fusedadam.steps import StepCounts
 
 States: TypeAlias = dict[Any, dict[str, Any]]
@@ -49,8 +49,12 @@ class Plan:
         roles = [_roles(m, {**states.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
         for own in roles:
             checks.alike(own)
-        for member in members:
-            checks.one_number("state 'step'", states.get(member.param, {}).get("step", 0.0))
+        checks.no_shared_memory((role, tensor) for own in roles for role, tensor in own.items())
+        for state in states.values():
+            checks.one_number("state 'step'", state.get("step", 0.0))
+            if state and "step" not in state:
+                raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
+        prepare_loop()
         self.launches = launches([m.special for m in members], roles, [m.backend for m in members])
 
         # nothing can fail from here on, so now it may be written

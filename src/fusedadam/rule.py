@@ -47,6 +47,10 @@ Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
 
 _KINDS = ("Value", "Scalar", "Flag")
+_RESERVED = {  # names of the kernels, which no argument may have
+    "BLOCK", "CHUNK", "addresses", "chunk_index", "chunk_size", "chunk_tensor", "counter", "batch", "divide",
+    "found_inf", "grad_scale", "number", "rows", "sizes", "tensors", "tl", "triton", "update", *WORDS,
+}  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 
 
@@ -182,8 +186,8 @@ class _Function:
         kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""
         if kind not in _KINDS:
             self.fail(argument, f"say what `{argument.arg}` is: `{argument.arg}: Value`, `: Scalar` or `: Flag`")
-        if argument.arg.startswith("_"):
-            self.fail(argument, f"`{argument.arg}`: names with a leading underscore belong to the kernels")
+        if argument.arg.startswith("_") or argument.arg in _RESERVED:
+            self.fail(argument, f"`{argument.arg}` is a name that kernels use; choose another")
         return kind
 
     def returned_roles(self, roles: tuple[str, ...]) -> tuple[str, ...]:
@@ -244,8 +248,8 @@ class _Lowering(ast.NodeTransformer):
                 self.source.fail(
                     target, f"`{name}` is a {self.source.kinds[name].lower()} and keeps its value; use a new name"
                 )
-            if name in WORDS or name.startswith("_"):
-                self.source.fail(target, f"`{name}` is taken; use another name")
+            if name in ("divide", "number", *WORDS) or name.startswith("_"):
+                self.source.fail(target, f"`{name}` is taken; choose another name")
         return found
 
     def decide(self, test: ast.expr) -> bool:

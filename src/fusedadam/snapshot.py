@@ -23,7 +23,6 @@ from fusedadam.launch_table import Int64s
 
 SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
-CODES: dict[int | str, int] = {PARAM: PARAM, GRAD: GRAD, NO_GRAD: NO_GRAD, "step": STEP}
 DIMENSIONS = 16  # of a tensor; one with more is looked at anew in every step
 C_FUNCTIONS = ("PyList_GetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_DecRef", "PyErr_Clear")
 
@@ -34,6 +33,10 @@ class Slot(NamedTuple):
     param: int
     what: int | str  # PARAM, GRAD, NO_GRAD (a gradient that is expected to be None) or the key of a state
     state: int = -1
+
+    @property
+    def code(self) -> int:
+        return self.what if isinstance(self.what, int) else STEP if self.what == "step" else STATE
 
 
 Look: TypeAlias = Callable[[list[Tensor], dict[Any, Any]], int]
@@ -50,7 +53,7 @@ class Snapshot:
         self.params, self.owners = list(map(id, params)), list(map(id, states))
         tensors = list(find(self.slots, params, states))
         self.addresses: Int64s = np.array([0 if t is None else t.data_ptr() for t in tensors], dtype=np.int64)
-        self.compare: Look = (_compiled_loop() or _plain_look)(self, tensors)
+        self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
         self.compare(params, states)
 
 
@@ -78,7 +81,7 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
                 continue
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
                 return CHANGED
-            layout = (tensor.dtype, tensor.size(), tensor.stride(), tensor.device)
+            layout = (tensor.dtype, tensor.size(), tensor.stride(), tensor.device, tensor.is_neg())
             if layout != seen[k]:
                 seen[k], answer = layout, CHANGED
             if tensor.data_ptr() != snapshot.addresses[k]:
@@ -90,25 +93,29 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
 
 
 @functools.cache
-def _compiled_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
-    """The compiled loop, or None where torch or Numba cannot serve it."""
+def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
+    """The compiled loop, or None where torch or Numba cannot serve it: then the plain one does, only slower."""
     capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None or importlib.util.find_spec("numba") is None:
         return None
     if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):  # a Python with other objects
         return None
     from fusedadam import generated
-    from fusedadam.backends import numba as backend
 
+    try:
+        from fusedadam.backends import numba as backend
+
+        made_for = backend.made_for()
+    except ImportError:  # a Numba that does not go with this numpy, say
+        return None
     text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
-    run = generated.load("snapshot", text, backend.made_for()).look
+    run = generated.load("snapshot", text, made_for).look
     functions = np.array([*map(_address, C_FUNCTIONS), _dltensor_from_object(capsule)], dtype=np.int64)
     grad = "grad"
 
     def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
         rows = [
-            (s.param, CODES.get(s.what, STATE), id(s.what), s.state, id(type(t)))
-            for s, t in zip(snapshot.slots, tensors, strict=True)
+            (s.param, s.code, id(s.what), s.state, id(type(t))) for s, t in zip(snapshot.slots, tensors, strict=True)
         ]
         slots = np.array(rows, dtype=np.int64).reshape(-1, 5)
         params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))

@@ -1,6 +1,7 @@
 """The compiled loop of snapshot.py. It calls Python's own C interface, with the GIL held, through addresses.
 
-Everything is an int64, pointers included: arrays would be counted in and out of every call.
+Never imported: snapshot.py hands this text to generated.py, which is why its constants are repeated here. Everything
+is an int64, pointers included: arrays would be counted in and out of every call.
 """
 
 import numba

@@ -28,6 +28,7 @@ class StepCounts:
 
     def adopt(self, active: Sequence[dict[str, Any]], everyone: Iterable[dict[str, Any]]) -> Places:
         """Makes every ``step`` a view of one tensor, and says where those of ``active`` are."""
+        self._numbers = self._flat.numpy()  # share_memory_() moves the storage under it
         if any(self._place(state.get("step")) is None for state in active):
             owners = [state for state in everyone if "step" in state]
             self._hold([float(state["step"]) for state in owners])

@@ -1,32 +1,20 @@
 """How values are kept in memory: the dtypes a role may have, and the dtype a rule computes in.
 
-A rule never sees storage. Each backend has one ``load_<name>`` and one ``store_<name>`` for every storage
-listed here: load gives a value of the compute dtype, store rounds it once, to nearest even.
+A rule never sees storage. Backends load a role into the compute dtype and round it once, to nearest even, on the way
+back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True)
-class Storage:
-    name: str  # as it appears in generated kernels
-    dtype: torch.dtype
-    itemsize: int
-
-
-STORAGES: dict[torch.dtype, Storage] = {
-    s.dtype: s
-    for s in (
-        Storage("f32", torch.float32, 4),
-        Storage("f16", torch.float16, 2),
-        Storage("bf16", torch.bfloat16, 2),
-        Storage("f64", torch.float64, 8),
-    )
+STORAGES: dict[torch.dtype, str] = {  # and what they are called in generated kernels
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
 }
 
 

@@ -88,7 +88,7 @@ def backend(request, monkeypatch):
     """Every way in which a step notices that a tensor is not where it was."""
     name, *plain = request.param.split(",")
     if plain:
-        monkeypatch.setattr(snapshot, "_compiled_loop", lambda: None)
+        monkeypatch.setattr(snapshot, "prepare_loop", lambda: None)
     return name
 
 

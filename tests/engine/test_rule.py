@@ -63,10 +63,10 @@ def test_the_rule_itself_still_runs_as_plain_python():
 
 
 @rule(scalars=no_scalars)
-def swap(param: Value, grad: Value, last: Value) -> Values:
-    last = param
+def swap(param: Value, grad: Value, previous: Value) -> Values:
+    previous = param
     param = grad
-    return param, last
+    return param, previous
 
 
 class Swap(FusedOptimizer):
@@ -86,7 +86,7 @@ def test_a_rule_may_have_no_scalars_and_write_what_it_does_not_read(place):
     optimizer.step()
     for p in params:
         assert p.eq(7).all()
-        assert optimizer.state[p]["last"].eq(2).all()
+        assert optimizer.state[p]["previous"].eq(2).all()
 
 
 def bad_in_place(param: Value, grad: Value) -> Values:
@@ -161,6 +161,16 @@ def bad_unassigned(param: Value, grad: Value, *, f: Flag) -> Values:
     return param
 
 
+def bad_argument(param: Value, grad: Value, rows: Value) -> Values:
+    return param
+
+
+def bad_local(param: Value, grad: Value) -> Values:
+    divide = param
+    param = divide
+    return param
+
+
 def bad_string(param: Value, grad: Value) -> Values:
     param = "param"
     return param
@@ -184,6 +194,8 @@ def bad_string(param: Value, grad: Value) -> Values:
         (bad_keyword, "by position"),
         (bad_unassigned, "`x` is not known"),
         (bad_string, "not a number"),
+        (bad_argument, "`rows` is a name that kernels use"),
+        (bad_local, "`divide` is taken"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -16,9 +16,9 @@ from fusedadam.snapshot import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME, Slot,
 @pytest.fixture(params=["compiled", "plain"])
 def loop(request, monkeypatch):
     if request.param == "plain":
-        monkeypatch.setattr(snapshot, "_compiled_loop", lambda: None)
+        monkeypatch.setattr(snapshot, "prepare_loop", lambda: None)
     else:
-        assert snapshot._compiled_loop() is not None, "torch and Numba here can serve the compiled loop"
+        assert snapshot.prepare_loop() is not None, "torch and Numba here can serve the compiled loop"
     return request.param
 
 

@@ -160,6 +160,8 @@ def test_grad_scale_and_found_inf(place, dtype):
     assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale, found_inf=clear), "scaled")
     assert_same_bits(scaled, apply(case, scaled, place, grad_scale=scale, found_inf=found), "inf: nothing is written")
     assert_same_bits(scaled, apply(case, scaled, place, found_inf=found), "inf without scale: nothing is written")
+    assert_same_bits(plain, apply(case, roles, place, found_inf=clear), "no inf, no scale")
+    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale), "scale alone")
 
 
 @pytest.mark.parametrize("place", PLACES)

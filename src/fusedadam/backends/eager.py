@@ -6,43 +6,45 @@ it computes what they compute. Tensors are taken in slices, so that temporaries 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.storage import compute_dtype
+from fusedadam.storage import STORAGES
+from fusedadam.words import WORDS
 
 SLICE = 1 << 20
+DTYPES = {name: dtype for dtype, name in STORAGES.items()}
 
 
 def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
-    special, flags = table.special, dict(table.special.flags)
+    special, compute = table.special, DTYPES[table.compute]
 
-    def update(roles: Roles, scalars: dict[str, Tensor | None]) -> None:
-        number = compute_dtype(roles["param"].dtype)
+    def number(x: float) -> Tensor:
+        # 0-d tensors rather than Python's numbers, which torch would calculate with in other dtypes
+        return torch.tensor(x, dtype=compute, device=table.device)
+
+    space: dict[str, Any] = {**WORDS, "divide": operator.truediv, "number": number}
+    exec("\n".join(special.functions), space)
+
+    def update(roles: Roles, scalars: Sequence[Tensor]) -> None:
         # copies: a rule may store one role in another, and must not see what has been stored already
-        values = {r: roles[r].to(number, copy=True) if r in special.inputs else None for r in special.rule.roles}
-        if table.grad_scale is not None and values["grad"] is not None:
-            values["grad"] = values["grad"] / table.grad_scale.to(number)
-        result = special.rule(**values, **scalars, **flags)
-        names = special.rule.returned
-        new = dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
-        for role in special.outputs:
-            store(roles[role], new[role])
+        values = {r: roles[r].to(compute, copy=True) for r in special.inputs}
+        if table.grad_scale is not None:
+            values["grad"] = values["grad"] / table.grad_scale.to(compute)
+        for role, value in zip(special.outputs, space["update"](*values.values(), *scalars), strict=True):
+            store(roles[role], value)
 
     def run(members: Sequence[Roles]) -> None:
         if table.found_inf is not None and table.found_inf.item() != 0:
             return
         for k, roles in enumerate(members):
             flat = {r: _flat(roles[r]) for r in special.roles}
-            number = compute_dtype(roles["param"].dtype)
-            # 0-d tensors rather than numbers: torch would multiply a float32 tensor by a number rounded differently
-            row = torch.from_numpy(table.rows[:, k].copy()).to(number).to(table.device)
-            scalars: dict[str, Tensor | None] = dict.fromkeys(special.rule.scalar_names) | dict(
-                zip(special.scalars, row, strict=True)
-            )
+            scalars = [number(x) for x in table.rows[:, k].tolist()]
             for start in range(0, int(table.sizes[k]), SLICE):
                 update({r: t[start : start + SLICE] for r, t in flat.items()}, scalars)
 

@@ -95,6 +95,8 @@ class EmaAdamW(FusedOptimizer):
         for name in ("ema_warmup", "decoupled", "bias_correction"):
             checks.boolean(name, group[name])
         checks.storage_dtype("ema_dtype", group["ema_dtype"])
+        if group.get("amsgrad") or group.get("maximize"):
+            raise ValueError("amsgrad and maximize are not options of EmaAdamW; leave them out")
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
@@ -124,17 +126,14 @@ class EmaAdamW(FusedOptimizer):
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference."""
-        copies: dict[int, Tensor] = {}  # tied weights stay tied
-
-        def copy(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if id(value) not in copies:
-                ema = self.state[value].get("ema_params", value) if value in self.state else value
-                copies[id(value)] = ema.detach().to(value.dtype, copy=True)
-            return copies[id(value)]
-
-        state = model.state_dict(keep_vars=True)  # filled in place: it carries the modules' versions
-        for name in state:
-            state[name] = copy(state[name])
+        copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
+        averages: dict[str, Tensor] = {}
+        for name, param in model.named_parameters(remove_duplicate=False):
+            ema = self.state[param].get("ema_params") if param in self.state else None
+            if ema is not None:
+                averages[name] = copies.setdefault(param, ema.to(param.dtype, copy=True))
+        state = model.state_dict()  # filled in place: it carries the modules' versions
+        for name, value in state.items():
+            copy = value.detach().clone() if isinstance(value, Tensor) else value
+            state[name] = averages.get(name, copy)
         return state

@@ -21,13 +21,14 @@ from fusedadam.rule import Special
 
 CHUNK = 32768
 SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
+BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
 
 
 def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
     special, storage = table.special, table.storage
     plain = _compile(special, tuple(storage.items()), table.compute, scaled=False)
     tensor, index = table.chunks(CHUNK)
-    bounds = functools.lru_cache(maxsize=8)(functools.partial(_bounds, table.sizes, tensor, index))
+    worth_sharing = int(table.sizes.sum()) >= SHARE_FROM
 
     def run(_: Sequence[Roles]) -> None:
         if table.found_inf is not None and table.found_inf.item() != 0:
@@ -36,24 +37,16 @@ def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
         if table.grad_scale is not None:
             compiled = _compile(special, tuple(storage.items()), table.compute, scaled=True)
             scale = table.grad_scale.item()
+        threads = torch.get_num_threads() if worth_sharing else 1
+        batch = 1 + len(tensor) // (threads * BATCHES)
+        taken = np.zeros(1, dtype=np.int64)  # chunks that some thread has taken; its address is shared by all of them
 
-        def work(first: int, last: int) -> None:
-            compiled(table.addresses, table.sizes, tensor, index, CHUNK, table.rows, scale, first, last)
+        def work() -> None:
+            compiled(table.addresses, table.sizes, tensor, index, CHUNK, table.rows, scale, taken.ctypes.data, batch)
 
-        threads = torch.get_num_threads()
-        pool.share(work, threads, bounds(threads))
+        pool.share(work, threads)
 
     return run
-
-
-def _bounds(sizes: np.ndarray, tensor: np.ndarray, index: np.ndarray, threads: int) -> list[int]:
-    """Cuts the chunks into one piece of about equal work for each thread."""
-    work = np.minimum(sizes[tensor] - index.astype(np.int64) * CHUNK, CHUNK)
-    done = np.cumsum(work)
-    total = int(done[-1]) if len(done) else 0
-    pieces = threads if total >= SHARE_FROM else 1
-    cuts = np.searchsorted(done, [total * k / pieces for k in range(1, pieces)], side="left") + 1
-    return [0, *(int(c) for c in cuts), len(tensor)]
 
 
 @functools.cache

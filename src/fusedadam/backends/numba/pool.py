@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _lock = threading.Lock()
 _executor: ThreadPoolExecutor | None = None
@@ -23,20 +22,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def share(work: Callable[[int, int], object], pieces: int, bounds: list[int]) -> None:
-    """Calls ``work(bounds[k], bounds[k + 1])`` for every k on ``pieces`` threads, the caller's own among them."""
-    futures: list[Future[object]] = []
-    mine = len(bounds) - 2  # the caller works from the end, so that the pool can start at once
-    for first, last in itertools.pairwise(bounds[: mine + 1]):
-        try:
-            futures.append(_pool(pieces - 1).submit(work, first, last))
-        except RuntimeError:  # the interpreter is shutting down: no new threads, but the work is still done
-            work(first, last)
+def share(work: Callable[[], object], threads: int) -> None:
+    """Calls ``work`` on so many threads, the caller's own among them. It takes what is left to do until nothing is.
+
+    So a thread that starts late, or shares its core (torch's own spin for a while after a backward pass), does less.
+    """
     try:
-        work(bounds[mine], bounds[mine + 1])
+        futures = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
+    except RuntimeError:  # shutting down, or another thread has just replaced this pool: the caller does it all
+        futures = []
+    try:
+        work()
     finally:
-        for future in futures:
+        _wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
             future.result()
+
+
+def _wait(futures: list[Future[object]]) -> None:
+    """To the end, whatever comes: the memory that the threads write to may be freed once we leave."""
+    try:
+        wait(futures)
+    except BaseException:  # Ctrl-C
+        _wait(futures)
+        raise
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:

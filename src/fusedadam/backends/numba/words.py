@@ -1,7 +1,7 @@
 """The words for Numba: scalar functions, and loads and stores as a few lines of LLVM each.
 
 Numba knows neither bfloat16 nor float16 on a CPU, so both are read and written here as 16-bit integers.
-Everything vectorises; ``NUMBA_DEBUG_CACHE`` and ``kernel.inspect_asm()`` show it.
+Everything vectorises; ``run.inspect_asm()`` of a generated kernel shows it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["NUMBER", "abs", "divide", "inline", "kernel", "load", "maximum", "minimum", "sqrt", "store", "where"]
+__all__ = [
+    "NUMBER",
+    "abs",
+    "divide",
+    "inline",
+    "kernel",
+    "load",
+    "maximum",
+    "minimum",
+    "sqrt",
+    "store",
+    "take",
+    "where",
+]
 
-I16, I32 = ir.IntType(16), ir.IntType(32)
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "bf16": I16}
 COMPUTE: dict[str, Any] = {"f32": types.float32, "f64": types.float64}
@@ -62,6 +75,16 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 @inline
 def divide(a: Any, b: Any) -> Any:
     return a / b
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take(context: Any, counter: Any, amount: Any) -> Any:
+    """Adds to the int64 at an address, atomically, and gives what was there: how threads share out chunks."""
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), emit
 
 
 def load(storage: str, compute: str) -> Any:

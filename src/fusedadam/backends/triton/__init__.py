@@ -57,10 +57,12 @@ def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
         target.copy_(host, non_blocking=True)
         table.moved = False
 
+    no_scale, no_inf = torch.ones(1, device=device), torch.zeros(1, device=device)
+
     def arguments() -> tuple[Any, ...]:
-        # a grad_scale or found_inf that is not given is never read: any tensor stands in for it
-        amp = (sent if t is None else t for t in (table.grad_scale, table.found_inf))
-        return (addresses, sizes, tensor, index, rows, tensors, *amp, tile.chunk, tile.block)
+        scale = no_scale if table.grad_scale is None else table.grad_scale
+        inf = no_inf if table.found_inf is None else table.found_inf
+        return (addresses, sizes, tensor, index, rows, tensors, scale, inf, tile.chunk, tile.block)
 
     grid = (len(tensor), 1, 1)
     plain = _compile(special, storage, table.compute, scaled=False)
