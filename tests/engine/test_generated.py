@@ -18,7 +18,7 @@ param.grad = torch.ones(5)
 optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
 optimizer.step()
 kernels = [module for name, module in sys.modules.items() if "generated.numba" in name]
-print(param[0].item(), sum(sum(kernel.run.stats.cache_hits.values()) for kernel in kernels))
+print(param[0].item(), sum(kernel.run.cache_hits for kernel in kernels))
 """
 
 HELPER = """

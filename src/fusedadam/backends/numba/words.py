@@ -17,20 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = [
-    "NUMBER",
-    "abs",
-    "divide",
-    "inline",
-    "kernel",
-    "load",
-    "maximum",
-    "minimum",
-    "sqrt",
-    "store",
-    "take",
-    "where",
-]
+__all__ = ["NUMBER", "abs", "divide", "inline", "kernel", "load", "maximum", "minimum", "short", "sqrt", "store"]
+__all__ += ["take", "where", "word"]
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -42,8 +30,9 @@ NUMBER = {"f32": np.float32, "f64": np.float64}
 inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 
 
-def kernel(signature: str, cache: bool) -> Callable[[Callable[..., Any]], Any]:
-    decorate: Callable[[Callable[..., Any]], Any] = numba.njit(signature, nogil=True, error_model="numpy", cache=cache)
+def kernel(cache: bool) -> Callable[[Callable[..., Any]], Any]:
+    """A C function of one address, for any thread to call."""
+    decorate: Callable[[Callable[..., Any]], Any] = numba.cfunc("void(int64)", error_model="numpy", cache=cache)
     return decorate
 
 
@@ -85,6 +74,23 @@ def take(context: Any, counter: Any, amount: Any) -> Any:
         return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "monotonic")
 
     return types.int64(types.int64, types.int64), emit
+
+
+def _reader(memory: Any) -> Any:
+    """``read(address, index)``: the integer at ``index`` of the memory at ``address``."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def read(context: Any, address: Any, index: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            value = b.load(b.gep(b.inttoptr(args[0], memory.as_pointer()), [args[1]]))
+            return value if memory is I64 else b.sext(value, I64)
+
+        return types.int64(types.int64, types.int64), emit
+
+    return read
+
+
+word, short = _reader(I64), _reader(I32)
 
 
 def load(storage: str, compute: str) -> Any:

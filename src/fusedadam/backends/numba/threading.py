@@ -1,0 +1,103 @@
+"""The threads that kernels run on: torch's own, or where they cannot be had a pool of ours.
+
+After a backward pass torch's threads spin for a while, waiting for more; any other thread would have to share a core
+with one of them. On Linux they are a team of GNU OpenMP, which takes work from anyone who asks. A kernel is a C
+function that takes chunks until there are none, so it does not matter which thread starts when, or how many there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_lock = threading.Lock()
+_executor: ThreadPoolExecutor | None = None
+_workers = 0
+_forked = False
+
+
+def _forget() -> None:
+    """A forked child has the bookkeeping of all threads, but none of them. OpenMP does not recover from that."""
+    global _executor, _lock, _forked
+    _executor, _lock, _forked = None, threading.Lock(), True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def share(function: int, argument: int, threads: int) -> None:
+    """Calls the C function at an address with ``argument`` on so many threads, the caller's own among them."""
+    team = torchs_team() if threads > 1 and not _forked else None
+    if team is not None:
+        team(function, argument, threads, 0)
+    else:
+        share_in_pool(functools.partial(_function(function), argument), threads)
+
+
+@functools.cache
+def torchs_team() -> Callable[[int, int, int, int], None] | None:
+    """``GOMP_parallel`` of the very library that torch has loaded."""
+    here = Path(torch.__file__).parent
+    found = [
+        *glob.glob(f"{here}/lib/libgomp*.so*"),
+        *glob.glob(f"{here.parent}/torch.libs/libgomp*.so*"),
+        "libgomp.so.1",
+    ]
+    for name in found:
+        try:
+            parallel: Any = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.restype, parallel.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        return parallel  # type: ignore[no-any-return]
+    return None
+
+
+@functools.cache
+def _function(address: int) -> Callable[[int], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
+
+
+def share_in_pool(work: Callable[[], object], threads: int) -> None:
+    try:
+        futures = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
+    except RuntimeError:  # shutting down, or another thread has just replaced this pool: the caller does it all
+        futures = []
+    try:
+        work()
+    finally:
+        _wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+
+
+def _wait(futures: list[Future[object]]) -> None:
+    """To the end, whatever comes: the memory that the threads write to may be freed once we leave."""
+    try:
+        wait(futures)
+    except BaseException:  # Ctrl-C
+        _wait(futures)
+        raise
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    global _executor, _workers
+    with _lock:
+        if _executor is None or _workers < workers:
+            # threads start on demand and the old pool's end once idle, so growing costs nothing later
+            old, _executor = _executor, ThreadPoolExecutor(workers, thread_name_prefix="fusedadam")
+            _workers = workers
+            if old is not None:
+                old.shutdown(wait=False)
+        return _executor
