@@ -48,8 +48,9 @@ Flag: TypeAlias = bool
 
 _KINDS = ("Value", "Scalar", "Flag")
 _RESERVED = {  # names of the kernels, which no argument may have
-    "BLOCK", "CHUNK", "addresses", "chunk_index", "chunk_size", "chunk_tensor", "counter", "batch", "divide",
-    "found_inf", "grad_scale", "number", "rows", "sizes", "tensors", "tl", "triton", "update", *WORDS,
+    "BLOCK", "CHUNK", "addresses", "batch", "chunk_index", "chunk_size", "chunk_tensor", "counter", "divide",
+    "found_inf", "grad_scale", "min", "number", "range", "rows", "scalar", "short", "sizes", "table", "take", "tensors",
+    "tl", "triton", "update", "word", *WORDS,
 }  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 

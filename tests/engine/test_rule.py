@@ -165,6 +165,11 @@ def bad_argument(param: Value, grad: Value, rows: Value) -> Values:
     return param
 
 
+def bad_word_argument(param: Value, grad: Value, *, word: Scalar) -> Values:
+    param = param - word * grad
+    return param
+
+
 def bad_local(param: Value, grad: Value) -> Values:
     divide = param
     param = divide
@@ -195,6 +200,7 @@ def bad_string(param: Value, grad: Value) -> Values:
         (bad_unassigned, "`x` is not known"),
         (bad_string, "not a number"),
         (bad_argument, "`rows` is a name that kernels use"),
+        (bad_word_argument, "`word` is a name that kernels use"),
         (bad_local, "`divide` is taken"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
