@@ -140,10 +140,10 @@ def _update(
     roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
     chosen = [backends.choose(own["param"].device, backend) for own in roles]
     prepared = launches([special] * count, roles, chosen)
-    distinct = {number: k for k, number in enumerate(dict.fromkeys(steps))}
-    scalars = [rule.scalars(step=float(number), **options) for number in distinct]
+    own_options = tuple(options[name] for name in rule.hyper_parameters)
+    scalars, order = rule.scalars_of([(own_options, float(number)) for number in steps])
     for launch in prepared:
-        launch.table.set_scalars(scalars, np.array([distinct[number] for number in steps]))
+        launch.table.set_scalars(scalars, np.array(order))
         launch.run(roles)
     torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
 

@@ -2,9 +2,9 @@
 
 Numba's own disk cache knows a function by its file and bytecode, not by the helpers and globals it uses, and so
 hands out wrong code when the same rule is bound twice or a helper is edited. Here the file holds everything
-that decides what is compiled, its name is a hash of that and of the versions and the processor it is compiled
-for, and it never changes once written. Numba's cache, which sits beside the file, then cannot be stale or
-mixed up, and anyone can open the kernel that ran.
+that decides what is compiled, its name is a hash of that and of what the backend says it is made for (for Numba the
+versions and the processor; Triton keeps a cache of its own), and it never changes once written. Numba's cache, which
+sits beside the file, then cannot be stale or mixed up, and anyone can open the kernel that ran.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one launch works on: tensors as addresses, sizes and chunks, and a row of scalars for each.
 
 A table serves every parameter of one (device, dtypes, flags), whatever its group: groups differ in rows only.
-It holds numbers, never tensors, so that it keeps nothing alive; what needs the tensors themselves (the eager
-backend, layouts that must be copied) is handed them at each run.
+It holds numbers, not the tensors they describe, so that it keeps none of them alive; what needs the tensors
+themselves (the eager backend, layouts that must be copied) is handed them at each run.
 """
 
 from __future__ import annotations

@@ -100,19 +100,14 @@ class Plan:
         torch.autograd.graph.increment_version(written)
 
     def _scalars(self, step: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
-        """The scalars of every (options, step) that occurs, and which of them are whose.
-
-        One at a time, in Python's own float64: numpy's powers depend on the processor, and would end in other bits.
-        """
+        """The scalars of every (options, step) that occurs, and which of them are whose."""
         if step.min() == step.max():  # as good as always: one for each group
             keys, whose = [(options[group], float(step[0])) for group in self._occurring], self._whose_group
         else:
             keys = [(options[group], number) for group, number in zip(self.groups, step.tolist(), strict=True)]
             whose = np.arange(len(keys))
-        order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
-        names = self.rule.hyper_parameters
-        scalars = [self.rule.scalars(step=number, **dict(zip(names, own, strict=True))) for own, number in order]
-        return scalars, np.array([order[key] for key in keys])[whose]
+        scalars, order = self.rule.scalars_of(keys)
+        return scalars, np.array(order)[whose]
 
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:

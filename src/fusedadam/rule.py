@@ -31,7 +31,7 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
@@ -113,6 +113,16 @@ class Rule:
     def hyper_parameters(self) -> tuple[str, ...]:
         """What ``scalars`` asks for beside ``step``."""
         return tuple(n for n in inspect.signature(self.scalars).parameters if n != "step")
+
+    def scalars_of(self, keys: Sequence[tuple[tuple[float, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
+        """The scalars of each different (hyper-parameters, step) among the keys, and which of them each key has.
+
+        One at a time, in Python's own float64: numpy's powers depend on the processor, and would end in other bits.
+        """
+        order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+        names = self.hyper_parameters
+        scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
+        return scalars, [order[key] for key in keys]
 
     def special(self, flags: Mapping[str, bool]) -> Special:
         key = tuple(bool(flags[name]) for name in self.flags)

@@ -1,8 +1,8 @@
 """The words that rules and scalars may use, and what each of them means.
 
-A rule is written with these functions and with ``+ - * /``. Called as they stand here they work on torch
-tensors (the eager backend, and scalars that live on a device) and on numpy arrays and numbers (scalars on
-the host). The Numba and Triton backends bind functions of the same names, with the same meaning to the bit:
+A rule is written with these functions and with ``+ - * /``. Called as they stand here they work on torch tensors (the
+eager backend) and on numbers (scalars). The Numba and Triton backends bind functions of the same names, with the
+same meaning to the bit:
 
 - division and ``sqrt`` are rounded correctly (IEEE), never approximated;
 - nothing is contracted: ``a * b + c`` rounds twice on every backend;
