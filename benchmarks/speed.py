@@ -1,264 +1,113 @@
 """How fast is a step? Ours beside its peers, in one run: `python benchmarks/speed.py` (on the GPU if there is one).
 
 Absolute times depend on the machine and on who shares it; the ratios are what to read. Ours and the peer take turns,
-and each figure is the median of its turns.
+and each figure is the median of its turns. `--only TEXT` measures the rows with TEXT in their name, `--quick` takes
+fewer turns. A peer that is not installed is reported as such.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import models
+import startup
 import torch
+from measure import FULL, QUICK, Faster, OfCopy, OfTheTime, Row, measure
+from peers import (
+    BertAdamLoop,
+    TorchAdamWWithEma,
+    adamp,
+    clip_then_fused,
+    our_clip_grad_norm_,
+    same_bytes_no_mathematics,
+    torch_clip_grad_norm_,
+    torch_fused,
+)
+from report import Report
 
-import fusedadam
-from fusedadam.cli.side_by_side import TorchAdamWWithEma
-from fusedadam.optimizer import FusedOptimizer
-from fusedadam.rule import Value, Values, rule
+from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 
-Step = Callable[[], object]
-TURNS, TURN = 11, 0.1  # how many, and how many seconds each
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+CLIP = {"max_grad_norm": 1.0}
+SCHEDULE = {"warmup": 0.1, "t_total": 100_000}  # as BERT is trained
+ALL_PROJECTED = {"delta": 1e6}  # no cosine is above it: every matrix by its channels, as batch norm would have it
+BIG, TWO, SMALL = models.one(32), models.two_matrices(), models.many_small(4096)
 
-
-@rule(scalars=lambda step: {})
-def no_mathematics(param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value) -> Values:
-    """Reads and writes what AdamW reads and writes."""
-    before = param
-    param = exp_avg + grad
-    exp_avg = exp_avg_sq
-    exp_avg_sq = before
-    return param, exp_avg, exp_avg_sq
-
-
-class NoMathematics(FusedOptimizer):
-    rule = no_mathematics
-
-    def __init__(self, params: Any, lr: float = 0, weight_decay: float = 0) -> None:
-        super().__init__(params, locals())
-
-
-def torch_fused(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, fused=True)
-
-
-def make_step(
-    make: Callable[[Any], torch.optim.Optimizer], shapes: list[models.Shape], dtype: torch.dtype, device: str
-) -> Step:
-    params = [torch.nn.Parameter(torch.randn(s, device=device).to(dtype)) for s in shapes]
-    for p in params:
-        p.grad = torch.randn_like(p)
-    return make(params).step
-
-
-def compare(steps: dict[str, Step], device: str) -> dict[str, float]:
-    """Milliseconds a call of each, taking turns; a turn is as many calls as take a tenth of a second."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-
-    def seconds(step: Step, repeat: int) -> float:
-        wait()
-        begin = time.perf_counter()
-        for _ in range(repeat):
-            step()
-        wait()
-        return (time.perf_counter() - begin) / repeat
-
-    for step in steps.values():  # compile, allocate
-        seconds(step, 2)
-    repeat = {name: max(2, min(100, round(TURN / seconds(step, 3)))) for name, step in steps.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(TURNS):
-        for name, step in steps.items():
-            times[name].append(seconds(step, repeat[name]))
-    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+# fmt: off
+ON_GPU = [
+    Row("AdamW fp32, one tensor of 268M", AdamW, torch_fused, models.one(256), FP32, [Faster(), OfCopy(95, 28)]),
+    Row("AdamW fp32, llama", AdamW, torch_fused, models.llama(), FP32, [Faster(), OfCopy(96, 28)]),
+    Row("AdamW bf16, llama", AdamW, torch_fused, models.llama(), BF16, [Faster(), OfCopy(90, 14)]),
+    Row("AdamW fp32, gpt", AdamW, torch_fused, models.gpt(), FP32, [Faster(1.13), OfCopy(92, 28)]),
+    Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, models.many_small(65536), FP32, [Faster(5)]),
+    Row("EmaAdamW fp32, llama", EmaAdamW, TorchAdamWWithEma, models.llama(), FP32, [Faster(), OfCopy(94, 36)]),
+    Row("AdamW fp32 clipped, gpt", AdamW, clip_then_fused, models.gpt(), FP32, [Faster(1.5)], CLIP),
+    Row("AdamW fp32 clipped, llama", AdamW, clip_then_fused, models.llama(), FP32, [Faster(1.45)], CLIP),
+    Row("clip_grad_norm_ fp32, gpt", our_clip_grad_norm_, torch_clip_grad_norm_, models.gpt(), FP32, [Faster()]),
+    Row("BertAdam fp32, gpt", BertAdam, BertAdamLoop, models.gpt(), FP32, [Faster(35)], SCHEDULE),
+    Row("BertAdam fp32, llama", BertAdam, BertAdamLoop, models.llama(), FP32, [Faster(3.8)], SCHEDULE),
+    Row("AdamP fp32, gpt", AdamP, adamp, models.gpt(), FP32, [Faster(25)]),
+    Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95, 40)]),
+    Row("AdamP fp32, resnet", AdamP, adamp, models.resnet(), FP32, [Faster(40)]),
+    Row("AdamP fp32, resnet, all projected", AdamP, adamp, models.resnet(), FP32, [Faster()], ALL_PROJECTED),
+    *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
+      for what, shapes in models.awkward_rows().items()),
+]
+ON_CPU = [
+    Row("AdamW fp32, 33.5M", AdamW, torch_fused, BIG, FP32, [Faster(0.97)]),
+    Row("AdamW fp32, 33.5M", AdamW, same_bytes_no_mathematics, BIG, FP32, [OfTheTime(1.1)]),
+    Row("AdamW bf16, 33.5M", AdamW, torch_fused, BIG, BF16, [Faster(1.3)]),
+    Row("AdamW fp16, 33.5M", AdamW, torch_fused, BIG, FP16, [Faster(1.1)]),
+    Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, SMALL, FP32, [Faster(4)]),
+    Row("EmaAdamW fp32, 33.5M", EmaAdamW, TorchAdamWWithEma, BIG, FP32, [Faster(1.3)]),
+    Row("AdamW fp32 clipped, two matrices", AdamW, clip_then_fused, TWO, FP32, [Faster(1.3)], CLIP),
+    Row("BertAdam fp32, two matrices", BertAdam, BertAdamLoop, TWO, FP32, [Faster(8)], SCHEDULE),
+    Row("BertAdam fp32, 1,000 small tensors", BertAdam, BertAdamLoop, SMALL, FP32, [Faster(15)], SCHEDULE),
+    Row("AdamP fp32, two matrices", AdamP, adamp, TWO, FP32, [Faster(12)]),
+    Row("AdamP fp32, 1,000 small tensors", AdamP, adamp, SMALL, FP32, [Faster(8)]),
+    Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, models.small_matrices(4096), FP32, [Faster(8)]),
+]
+# fmt: on
 
 
-def copy_step(device: str) -> tuple[Step, int]:
-    source = torch.randn(2**28 if device == "cuda" else 2**25, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source), 2 * source.numel() * source.element_size()
-
-
-class Report:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def add(self, what: str, ours: float, peer: str, theirs: float, goal: float, figure: float, unit: str) -> None:
-        met = figure >= goal if unit != "s" and not unit.startswith("of the time") else figure <= goal
-        self.rows.append(
-            {"what": what, "ours": ours, "peer": peer, "theirs": theirs, "figure": figure, "unit": unit, "goal": goal}
-            | {"met": met}
-        )
-        print(f"  {what}: {figure:.3g} {unit} (goal {goal:g}){'' if met else '  MISSED'}", flush=True)
-
-    def faster(self, what: str, times: dict[str, float], peer: str, goal: float) -> None:
-        figure = times["peer"] / times["ours"]
-        self.add(what, times["ours"], peer, times["peer"], goal, figure, "times as fast")
-
-    def table(self) -> str:
-        head = ("what", "ours", "peer", "theirs", "figure", "goal")
-        rows = [head] + [
-            (
-                r["what"],
-                f"{r['ours']:.4g}",
-                r["peer"],
-                f"{r['theirs']:.4g}",
-                f"{r['figure']:.3g} {r['unit']}",
-                f"{r['goal']:g}",
-            )
-            for r in self.rows
-        ]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        marks = ["", *("" if r["met"] else "MISSED" for r in self.rows)]
-        return "\n".join(f"{line}  {mark}" for line, mark in zip(lines, marks, strict=True))
-
-
-def on_gpu(report: Report) -> None:
-    copy, copied = copy_step("cuda")
-    ours, ema = fusedadam.AdamW, fusedadam.EmaAdamW
-
-    def of_copy(
-        what: str,
-        make: Any,
-        shapes: list[models.Shape],
-        dtype: torch.dtype,
-        bytes_each: int,
-        goal: float,
-        peer: Any = torch_fused,
-        faster: float | None = None,
-    ) -> None:
-        steps = {
-            "ours": make_step(make, shapes, dtype, "cuda"),
-            "peer": make_step(peer, shapes, dtype, "cuda"),
-            "copy": copy,
-        }
-        t = compare(steps, "cuda")
-        moved = bytes_each * sum(torch.Size(s).numel() for s in shapes)
-        percent = 100 * moved / t["ours"] / (copied / t["copy"])
-        theirs = 100 * moved / t["peer"] / (copied / t["copy"])
-        report.add(what, t["ours"], f"{peer.__name__} ({theirs:.0f} % of copy)", t["peer"], goal, percent, "% of copy")
-        if faster:
-            report.faster(what, t, peer.__name__, faster)
-        del steps
-        torch.cuda.empty_cache()
-
-    fp32, bf16 = torch.float32, torch.bfloat16
-    of_copy("AdamW fp32, one tensor of 268M", ours, models.one(256), fp32, 28, 95)
-    of_copy("AdamW fp32, llama", ours, models.llama(), fp32, 28, 96)
-    of_copy("AdamW bf16, llama", ours, models.llama(), bf16, 14, 90)
-    of_copy("AdamW fp32, gpt", ours, models.gpt(), fp32, 28, 92, faster=1.13)
-    of_copy("EmaAdamW fp32, llama", ema, models.llama(), fp32, 36, 94, TorchAdamWWithEma)
-    small = models.many_small(65536)
-    t = compare(
-        {"ours": make_step(ours, small, fp32, "cuda"), "peer": make_step(torch_fused, small, fp32, "cuda")}, "cuda"
-    )
-    report.faster("AdamW fp32, 1,000 small tensors", t, "torch_fused", 5)
-
-
-def on_cpu(report: Report) -> None:
-    ours, ema = fusedadam.AdamW, fusedadam.EmaAdamW
-    big, small = models.one(32), models.many_small(4096)
-    for name, dtype, goal in (
-        ("fp32", torch.float32, 0.97),
-        ("bf16", torch.bfloat16, 1.3),
-        ("fp16", torch.float16, 1.1),
-    ):
-        steps = {"ours": make_step(ours, big, dtype, "cpu"), "peer": make_step(torch_fused, big, dtype, "cpu")}
-        if dtype == torch.float32:
-            steps["bytes"] = make_step(NoMathematics, big, dtype, "cpu")
-        t = compare(steps, "cpu")
-        report.faster(f"AdamW {name}, 33.5M", t, "torch_fused", goal)
-        if "bytes" in t:
-            report.add(
-                "AdamW fp32, 33.5M",
-                t["ours"],
-                "the same bytes, no mathematics",
-                t["bytes"],
-                1.1,
-                t["ours"] / t["bytes"],
-                "of the time",
-            )
-    t = compare(
-        {
-            "ours": make_step(ema, big, torch.float32, "cpu"),
-            "peer": make_step(TorchAdamWWithEma, big, torch.float32, "cpu"),
-        },
-        "cpu",
-    )
-    report.faster("EmaAdamW fp32, 33.5M", t, "TorchAdamWWithEma", 1.3)
-    t = compare(
-        {
-            "ours": make_step(ours, small, torch.float32, "cpu"),
-            "peer": make_step(torch_fused, small, torch.float32, "cpu"),
-        },
-        "cpu",
-    )
-    report.faster("AdamW fp32, 1,000 small tensors", t, "torch_fused", 4)
-
-
-FIRST_STEP = """
-import time, torch
-begin = time.perf_counter()
-import fusedadam
-imported = time.perf_counter() - begin
-param = torch.nn.Parameter(torch.randn(1000))
-param.grad = torch.randn(1000)
-optimizer = fusedadam.AdamW([param])
-begin = time.perf_counter()
-optimizer.step()
-print(imported, time.perf_counter() - begin)
-"""
-
-
-def at_start(report: Report) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "FUSEDADAM_CACHE_DIR": folder}
-
-        def start() -> list[float]:
-            out = subprocess.run(
-                [sys.executable, "-c", FIRST_STEP], env=environment, capture_output=True, text=True, check=True
-            )
-            return [float(x) for x in out.stdout.split()]
-
-        fresh = start()[1]
-        imported, cached = (statistics.median(values) for values in zip(*(start() for _ in range(5)), strict=True))
-    report.add("import fusedadam, beyond torch", imported, "", 0, 0.1, imported, "s")
-    report.add("first step, compiled code cached", cached, "", 0, 0.7, cached, "s")
-    report.add("first step, nothing cached", fresh, "", 0, 5, fresh, "s")
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only the rows whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="fewer turns: to try something, not to publish")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    name = (
-        torch.cuda.get_device_name()
-        if arguments.device == "cuda"
-        else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    )
-    print(f"{name}; torch {torch.__version__}, Python {platform.python_version()}")
+    device, pace = arguments.device, QUICK if arguments.quick else FULL
+    rows = [row for row in (ON_GPU if device == "cuda" else ON_CPU) if named(row.what, arguments.only)]
+    starts = [what for what in startup.GOALS if device == "cpu" and named(what, arguments.only)]
+    if not rows and not starts:
+        parser.error(f"--only {arguments.only!r} is in the name of no row on {device}")
+    print(f"{describe(device)}; torch {torch.__version__}, Python {platform.python_version()}")
     report = Report()
-    if arguments.device == "cuda":
-        on_gpu(report)
-    else:
-        at_start(report)
-        on_cpu(report)
-    print(f"\nmilliseconds (seconds for imports and first steps), medians, {name}\n{report.table()}")
+    seconds = startup.seconds(pace.turns // 2) if starts else {}
+    for what in starts:
+        report.add(what, seconds[what], "", None, seconds[what], startup.GOALS[what])
+    for row in rows:
+        report.times(row, *measure(row, device, pace))
+    print(f"\nmilliseconds (seconds for imports and first steps), medians, {describe(device)}\n{report.table()}")
     if arguments.json:
         arguments.json.write_text(json.dumps(report.rows, indent=2))
+    return 0
+
+
+def named(what: str, text: str) -> bool:
+    return text.lower() in what.lower()
+
+
+def describe(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends
-from fusedadam.launch_table import launches
+from fusedadam.clipping import clip
+from fusedadam.launch import Launches
+from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.rule import Rule
+from fusedadam.rule import OWN_FLAGS, Rule
 from fusedadam.storage import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -35,8 +38,11 @@ PLACES = [
     pytest.param(("cuda", "eager"), id="cuda-eager", marks=pytest.mark.gpu),
 ]
 
-ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.5}
 EMA = {**ADAM, "ema_decay": 0.99, "ema_warmup": 0.0, "bias_correction": 1.0}
+ADAMP = {**ADAM, "delta": 0.1, "wd_ratio": 0.1}
+BERT = {"lr": 1e-2, "b1": 0.9, "b2": 0.99, "e": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.5}
+BERT |= {"warmup": -1, "t_total": -1, "schedule": "warmup_linear"}
 
 
 @dataclass(frozen=True)
@@ -45,19 +51,32 @@ class Case:
 
     rule: Rule
     flags: Mapping[str, bool]
-    options: Mapping[str, float] = field(hash=False)
+    options: Mapping[str, Any] = field(hash=False)
 
     @property
     def id(self) -> str:
         return "-".join([self.rule.name, *(name for name, on in self.flags.items() if on)])
 
 
-def all_flags(rule: Rule, options: Mapping[str, float]) -> Iterator[Case]:
-    for choice in itertools.product((False, True), repeat=len(rule.flags)):
-        yield Case(rule, dict(zip(rule.flags, choice, strict=True)), options)
+def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator[Case]:
+    free = [name for name in rule.flags if name not in fixed and name not in OWN_FLAGS]
+    for choice in itertools.product((False, True), repeat=len(free)):
+        flags = {**dict(zip(free, choice, strict=True)), **fixed}
+        yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options)
 
 
-CASES = [*all_flags(adam, ADAM), *all_flags(ema_adam, EMA)]
+# rules of one stage, and rules that sum
+CASES = [*all_flags(adam, ADAM, clipped=False), *all_flags(ema_adam, EMA, clipped=False)]
+SUMMING = [
+    *all_flags(adamp, ADAMP),
+    *all_flags(adam, ADAM, clipped=True, maximize=False),
+    *all_flags(ema_adam, EMA, clipped=True),
+    *(Case(bert_adam, {**dict.fromkeys(bert_adam.flags, False), f"clip_{own}": True}, BERT) for own in CLIPS),
+    *(
+        Case(clip, {**dict.fromkeys(clip.flags, False), "scaled": True, **norm}, {"max_norm": 1.5, "order": 3.0})
+        for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
+    ),
+]
 
 
 def draw(
@@ -89,13 +108,14 @@ def apply_in_place(
     case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
 ) -> None:
     device, backend = place
-    special = case.rule.special(case.flags)
+    specials = [case.rule.special(case.flags, own["param"]) for own in roles]
     chosen = [backends.choose(torch.device(device), backend)] * len(roles)
     scalars = case.rule.scalars(step=step, **case.options)
-    for launch in launches([special] * len(roles), roles, chosen):
-        launch.table.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
+    launches = Launches(specials, roles, chosen, [0] * len(roles))
+    launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
+    for launch in launches:
         launch.table.grad_scale, launch.table.found_inf = amp.get("grad_scale"), amp.get("found_inf")
-        launch.run(roles)
+    launches.run(roles)
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "demo": "train a small transformer with these optimizers and with torch's, side by side",
+    "demo": "train a small transformer with these optimizers and with their peers, side by side",
 }
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 

@@ -39,6 +39,11 @@ def one_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a number or a tensor of one element")
 
 
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    if value not in tuple(allowed):
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
+
+
 def ema_decay(value: Any) -> float:
     if not (decay := number("ema_decay", value)) <= 1:
         raise ValueError(f"ema_decay={value!r} is out of range; it must be in [0, 1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
-from fusedadam.launch_table import launches
+from fusedadam.launch import Launches
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rule import Rule
@@ -60,7 +61,14 @@ def adamw_(
             raise ValueError("max_exp_avg_sq is None, but amsgrad=True keeps its running maximum there; pass a tensor")
         roles["max_exp_avg_sq"] = max_exp_avg_sq
     options = _adam_options(lr, beta1, beta2, weight_decay, eps)
-    _update(adam, roles, {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True}, step, options, backend)
+    _update(
+        adam,
+        roles,
+        {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False},
+        step,
+        options,
+        backend,
+    )
 
 
 def ema_adam_(
@@ -96,7 +104,7 @@ def ema_adam_(
     roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "ema": ema}
     options = _adam_options(lr, beta1, beta2, weight_decay, eps)
     options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
-    _update(ema_adam, roles, {"decoupled": mode == 1}, step, options, backend, {"ema": "ema_params"})
+    _update(ema_adam, roles, {"decoupled": mode == 1, "clipped": False}, step, options, backend, {"ema": "ema_params"})
 
 
 def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) -> dict[str, float]:
@@ -106,6 +114,7 @@ def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) 
         "beta2": checks.number("beta2", beta2, below=1.0),
         "weight_decay": checks.number("weight_decay", weight_decay),
         "eps": checks.number("eps", eps),
+        "max_grad_norm": math.inf,
     }
 
 
@@ -139,12 +148,11 @@ def _update(
     role_of = role_of or {}
     roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
     chosen = [backends.choose(own["param"].device, backend) for own in roles]
-    prepared = launches([special] * count, roles, chosen)
+    prepared = Launches([special] * count, roles, chosen, [0] * count)
     own_options = tuple(options[name] for name in rule.hyper_parameters)
     scalars, order = rule.scalars_of([(own_options, float(number)) for number in steps])
-    for launch in prepared:
-        launch.table.set_scalars(scalars, np.array(order))
-        launch.run(roles)
+    prepared.set_scalars(scalars, np.array(order))
+    prepared.run(roles)
     torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
 
 

@@ -1,112 +1,168 @@
-"""What one launch works on: tensors as addresses, sizes and chunks, and a row of scalars for each.
+"""What a launch works on: one column a tensor, and a row of 8-byte words for each thing that kernels ask about it.
 
-A table serves every parameter of one (device, dtypes, flags), whatever its group: groups differ in rows only.
-It holds numbers, not the tensors they describe, so that it keeps none of them alive; what needs the tensors
-themselves (the eager backend, layouts that must be copied) is handed them at each run.
+The rows are, in this order: the scalars of this step, the addresses of the roles, what stays the same (sizes,
+addresses of buffers), and the values by tensor that the stages compute. A table serves every parameter of one
+(device, dtypes, flags), whatever its group: groups differ in scalars only. It holds numbers, not the tensors they
+describe, so that it keeps none of them alive; what needs the tensors themselves (the eager backend, layouts that must
+be copied) is handed them at each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from fusedadam.layout import copy_with, dense_strides, lies_as
-from fusedadam.rule import Special
+from fusedadam.layout import dense_strides, lies_as
+from fusedadam.rule import OWN_SCALARS, Special
+from fusedadam.stages import Stage, Sum
 from fusedadam.storage import STORAGES, compute_dtype
+from fusedadam.sums import SEGMENT
 
-Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Roles: TypeAlias = Mapping[str, Tensor]
 
 
-class Backend(NamedTuple):
-    """What runs a rule over a table. ``prepare`` compiles whatever is needed and returns the function that runs it."""
-
-    prepare: Callable[[LaunchTable], Callable[[Sequence[Roles]], None]]
-    needs_tensors: bool  # addresses alone are not enough
-
-
 class LaunchTable:
-    """``members`` are the positions of the parameters served here, among all that take part in the step."""
+    """``members`` are the positions of the parameters served here, among all that take part in the step.
 
-    def __init__(self, special: Special, members: Sequence[int], roles: Sequence[Roles]) -> None:
+    Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
+    values on the host). ``at[name]`` is the row of a name.
+    """
+
+    def __init__(self, special: Special, members: Sequence[int], roles: Sequence[Roles], on_host: bool) -> None:
         self.special, self.members = special, np.asarray(members, dtype=np.int64)
         mine = [roles[k] for k in members]
-        self.device = mine[0]["param"].device
+        params = [m["param"] for m in mine]
+        self.device = params[0].device
+        self.home = torch.device("cpu") if on_host else self.device
+        compute = compute_dtype(params[0].dtype)
+        self.compute = STORAGES[compute]
         self.storage = {r: STORAGES[mine[0][r].dtype] for r in special.roles}
-        self.compute = STORAGES[compute_dtype(mine[0]["param"].dtype)]
-        self.sizes: Int64s = np.array([m["param"].numel() for m in mine], dtype=np.int64)
-        self.addresses: Int64s = np.array([[m[r].data_ptr() for m in mine] for r in special.roles], dtype=np.int64)
-        self.rows: Floats = np.zeros((len(special.scalars), len(mine)))
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
         self.found_inf: Tensor | None = None  # one float32 on the device: unless it is 0, nothing is written
-        self.moved = True  # addresses changed since the backend last looked
-        self.strides = [dense_strides(m["param"]) for m in mine]
+        self.strides = [dense_strides(p, special.by_rows) for p in params]
         self.copied = [
-            (row, k, role)
-            for row, role in enumerate(special.roles)
+            (role, k)
+            for role in special.roles
             for k, m in enumerate(mine)
             if not lies_as(m[role], self.strides[k]) or m[role].is_neg()
         ]
 
+        # the elements of a tensor are one row, unless the rule sums by rows
+        self.sizes: Int64s = np.array([p.numel() for p in params], dtype=np.int64)
+        full = self.sizes > 0
+        self.rows: Int64s = np.array([p.shape[0] if special.by_rows and p.dim() else 1 for p in params]) * full
+        self.widths: Int64s = self.sizes // np.maximum(self.rows, 1)
+        self.pieces = -(-self.widths // SEGMENT["element"])
+        self.segments = {"element": self.rows * self.pieces, "row": -(-self.rows // SEGMENT["row"])}
+        static = {
+            "_size": self.sizes, "_rows": self.rows, "_width": self.widths, "_pieces": self.pieces,
+            "_segments": self.segments["element"], "_row_segments": self.segments["row"],
+        }  # fmt: skip
+        own = [s for s in special.scalars if s in OWN_SCALARS]
+        self.scalars = [s for s in special.scalars if s not in OWN_SCALARS]
+        static |= {s: np.array([float(OWN_SCALARS[s](p)) for p in params]).view(np.int64) for s in own}
+
+        slots = 1 + max(special.row_slots.values(), default=-1)
+        self.row_values = [torch.zeros(int(self.rows.sum()), dtype=compute, device=self.home) for _ in range(slots)]
+        row_addresses = [_addresses(buffer, self.rows) for buffer in self.row_values]
+        static |= {name: row_addresses[slot] for name, slot in special.row_slots.items()}
+        self.partials: dict[str, Tensor] = {}  # the sums of segments, where they are not yet the sums themselves
+        for stage in special.stages:
+            for one in stage.sums:
+                if self.is_whole(one):
+                    static[f"_part_{one.name}"] = static[one.name]
+                    continue
+                count, dtype = self.segments[one.of], compute if one.of == "element" else torch.float64
+                buffer = torch.zeros(int(count.sum()), dtype=dtype, device=self.home)
+                self.partials[one.name], static[f"_part_{one.name}"] = buffer, _addresses(buffer, count)
+
+        names = [*self.scalars, *special.roles, *static, *special.values]
+        self.at = {name: k for k, name in enumerate(names)}
+        self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
+        for role in special.roles:
+            self.words[self.at[role]] = [m[role].data_ptr() for m in mine]
+        for name, row in static.items():
+            self.words[self.at[name]] = row
+        self.numbers: Floats = self.words.view(np.float64)
+        self.on_device = torch.from_numpy(self.words).to(self.home)  # on a CPU the very same memory
+        self.moved = False  # addresses changed since they were last sent
+
+    def is_whole(self, one: Sum) -> bool:
+        """Whether each segment of this sum is a whole row, so that nothing is left to be combined."""
+        return one.over == "row" and bool((self.pieces <= 1).all())
+
+    def compute_of(self, stage: Stage) -> str:
+        return self.compute if stage.space == "element" else "f64"
+
+    def storage_of(self, stage: Stage) -> dict[str, str]:
+        """How whatever a stage reads and writes is kept."""
+        if stage.space == "tensor":
+            return dict.fromkeys(stage.arrays, "f64")
+        storage = self.storage | dict.fromkeys(self.special.row_slots, self.compute)
+        for one in stage.sums:
+            storage[f"_part_{one.name}"] = self.compute_of(stage)
+        return storage | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
+
     def place(self, addresses: Int64s) -> None:
         """New addresses (one line a role) for tensors that are otherwise what they were."""
-        self.addresses[:] = addresses
+        first = len(self.scalars)
+        self.words[first : first + len(addresses)] = addresses
+        self.moved = True
+
+    def place_one(self, role: str, k: int, address: int) -> None:
+        self.words[self.at[role], k] = address
         self.moved = True
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
         """``scalars`` are those that differ; ``whose[k]`` says which of them are for the k-th parameter of all."""
-        names = self.special.scalars
+        names = self.scalars
         columns = np.array([float(own[name]) for name in names for own in scalars]).reshape(len(names), len(scalars))
-        self.rows[:] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
+        self.numbers[: len(names)] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
 
-    def chunks(self, chunk_size: int) -> tuple[Int32s, Int32s]:
-        """For each chunk its tensor, and how many chunks of that tensor come before it."""
-        counts = -(-self.sizes // chunk_size)
-        tensor = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        index = np.arange(len(tensor)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return tensor, index.astype(np.int32)
-
-
-class Launch:
-    """A table and the backend's prepared kernel for it."""
-
-    def __init__(self, table: LaunchTable, backend: Backend) -> None:
-        self.table = table
-        self._run = backend.prepare(table)
-        self.needs_tensors = backend.needs_tensors or bool(table.copied)
-
-    def run(self, roles: Sequence[Roles]) -> None:
-        """``roles`` of all parameters that take part; read only if ``needs_tensors``."""
-        mine = [roles[k] for k in self.table.members] if self.needs_tensors else []
-        if not self.table.copied:
-            self._run(mine)
+    def send(self) -> None:
+        """Takes what changed on the host to the device, without waiting."""
+        if self.home.type == "cpu":
             return
-        mine = [dict(m) for m in mine]
-        copies: list[tuple[str, Tensor, Tensor]] = []
-        for row, k, role in self.table.copied:
-            original = mine[k][role]
-            mine[k][role] = copy = copy_with(original, self.table.strides[k])
-            self.table.addresses[row, k] = copy.data_ptr()
-            copies.append((role, original, copy))
-        self.table.moved = True
-        self._run(mine)
-        for role, original, copy in copies:
-            if role in self.table.special.outputs:
-                original.copy_(copy)
+        count = (len(self.scalars) + (len(self.special.roles) if self.moved else 0)) * self.words.shape[1]
+        host = torch.empty(count, dtype=torch.int64, pin_memory=True)
+        host.numpy()[:] = self.words.ravel()[:count]
+        self.on_device.view(-1)[:count].copy_(host, non_blocking=True)
+        self.moved = False
+
+    def value(self, name: str) -> Tensor:
+        """A value by tensor, or a scalar: one for each member."""
+        return self.on_device[self.at[name]].view(torch.float64)
+
+    def entry(self, name: str, column: int) -> int:
+        """The address of one word."""
+        return self.on_device.data_ptr() + 8 * int(self.at[name] * len(self.sizes) + column)
+
+    def lengths(self, stage: Stage) -> Int64s:
+        """How long the segments of each tensor are, at most."""
+        return np.minimum(self.widths if stage.space == "element" else self.rows, SEGMENT[stage.space])
+
+    def chunks(self, stage: Stage, steps: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
+        """The work of a stage in parts of so many ``steps`` (items, or segments if it goes by them)."""
+        if stage.in_segments:
+            return self.split(self.segments[stage.space] * only, steps)
+        return self.split((self.sizes if stage.space == "element" else self.rows) * only, steps)
+
+    def split(self, counts: Int64s, steps: Int64s) -> tuple[Int64s, Int64s]:
+        """For each part its tensor, and which item or segment it begins with."""
+        parts = -(-counts // steps)
+        tensor = np.repeat(np.arange(len(parts)), parts)
+        index = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)
+        return tensor, index * steps[tensor]
 
 
-def launches(specials: Sequence[Special], roles: Sequence[Roles], backends: Sequence[Backend]) -> list[Launch]:
-    """One launch for each (device, dtypes, flags), with every kernel compiled: from here on nothing can fail."""
-    members: dict[Any, list[int]] = {}
-    for k, (special, own, backend) in enumerate(zip(specials, roles, backends, strict=True)):
-        dtypes = tuple(own[r].dtype for r in special.roles)
-        members.setdefault((own["param"].device, special, dtypes, backend), []).append(k)
-    return [
-        Launch(LaunchTable(special, indices, roles), backend) for (_, special, _, backend), indices in members.items()
-    ]
+def _addresses(buffer: Tensor, counts: Int64s) -> Int64s:
+    """Where each tensor's part of a buffer begins."""
+    addresses: Int64s = buffer.data_ptr() + buffer.element_size() * (np.cumsum(counts) - counts)
+    return addresses

@@ -35,9 +35,17 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides that the roles of this parameter have: its own, or those of a gapless copy."""
-    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
+    """The strides that the roles of this parameter have: its own, or those of a gapless copy.
+
+    With ``by_rows``, each row (index of dimension 0) must lie in one piece, and the rows in their order.
+    """
+    strides: tuple[int, ...] = tensor.stride()
+    if not is_dense(tensor):
+        strides = torch.empty_like(tensor, device="meta").stride()
+    if by_rows and tensor.dim() > 1 and tensor.shape[0] > 1 and strides[0] * tensor.shape[0] != tensor.numel():
+        return torch.empty(tensor.shape, device="meta").stride()
+    return strides
 
 
 def lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:

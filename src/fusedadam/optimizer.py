@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, overload
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.clipping import norm_of
 from fusedadam.plan import Member, Options, Plan
-from fusedadam.rule import Rule
+from fusedadam.rule import OWN_FLAGS, Rule
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
 
@@ -45,6 +47,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
     _no_steps: str | None = None  # why stepping is refused at the moment
     _plan: Plan | None
+    _last_plan: Plan | None
     _groups: list[Any]  # what a plan takes from the groups
     _seen: list[Any] | None
 
@@ -62,6 +65,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         checks.number("lr", group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
+        if (limit := group.get("max_grad_norm")) is not None and limit != -1:
+            checks.number("max_grad_norm", limit)
         if group.get("backend") is not None:
             backends.check(group["backend"])
 
@@ -104,9 +109,22 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan, self._groups = self._make_plan(params, flags), groups
         elif tensors == MOVED:
             plan.place()
-        self._plan = plan
+        self._plan = self._last_plan = plan
         plan.run(params, self.state, self._steps, options)
         return loss
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """The norm of all gradients in the last step, before clipping, on their device; None if no group clips."""
+        if self._last_plan is None:
+            return None
+        return norm_of(self._last_plan.launches, "grad_norm")
+
+    def _report(self, name: str) -> dict[int, float]:
+        """A value of the last step for each parameter that took part, by its position among all."""
+        if self._last_plan is None:
+            return {}
+        return self._last_plan.report(name)
 
     def _params(self) -> list[Tensor]:
         if len(self.param_groups) == 1:
@@ -117,9 +135,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]]) -> Plan:
         members, position = [], 0
         for k, group in enumerate(self.param_groups):
-            special = self.rule.special(dict(zip(self.rule.flags, flags[k], strict=True)))
+            chosen = dict(zip(self._flags, flags[k], strict=True))
             for param in group["params"]:
                 if param.grad is not None:
+                    special = self.rule.special(chosen, param)
                     backend = backends.choose(param.device, group.get("backend"))
                     new_state = functools.partial(self._new_state, param, group)
                     members.append(Member(param, position, k, special, backend, new_state))
@@ -136,21 +155,30 @@ class FusedOptimizer(torch.optim.Optimizer):
         now = [self._raw_options(group) for group in self.param_groups]
         if self._seen is None or now != self._seen:
             flags = [tuple(bool(value) for value in raw[0]) for raw in now]
-            self._known = flags, [tuple(float(value) for value in raw[1]) for raw in now]
+            self._known = flags, [tuple(v if isinstance(v, str) else float(v) for v in raw[1]) for raw in now]
             # a tensor may change without becoming another: such options are read in every step
             self._seen = None if any(isinstance(value, Tensor) for raw in now for value in raw[1]) else now
         return self._known
 
     def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:
-        return [self._option(group, n) for n in self.rule.flags], [
+        return [self._option(group, n) for n in self._flags], [
             self._option(group, n) for n in self.rule.hyper_parameters
         ]
+
+    @property
+    def _flags(self) -> list[str]:
+        """Those that a group decides; others are each parameter's own."""
+        return [name for name in self.rule.flags if name not in OWN_FLAGS]
 
     def _option(self, group: Group, name: str) -> Any:
         if name in self.fixed:
             return self.fixed[name]
         if name in ("beta1", "beta2"):
             return group["betas"][name == "beta2"]
+        if name == "clipped":
+            return group["max_grad_norm"] is not None
+        if name == "max_grad_norm":
+            return math.inf if group[name] is None else group[name]
         return group[name]
 
     def _check_may_step(self) -> None:
@@ -161,7 +189,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
-        self._plan, self._seen, self._steps = None, None, StepCounts()
+        self._plan = self._last_plan = self._seen = None
+        self._steps = StepCounts()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

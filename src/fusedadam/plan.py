@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.launch_table import Backend, Floats, Int64s, Roles, launches
+from fusedadam.launch import Backend, Launches
+from fusedadam.launch_table import Floats, Int64s, Roles
 from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
 from fusedadam.steps import StepCounts
 
 States: TypeAlias = dict[Any, dict[str, Any]]
-Options: TypeAlias = tuple[float, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
+Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
 
 
 @dataclass
@@ -55,13 +56,15 @@ class Plan:
             if state and "step" not in state:
                 raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
         prepare_loop()
-        self.launches = launches([m.special for m in members], roles, [m.backend for m in members])
+        groups = [m.group for m in members]
+        self.launches = Launches([m.special for m in members], roles, [m.backend for m in members], groups)
 
         # nothing can fail from here on, so now it may be written
         for member, new in zip(members, fresh, strict=True):
             states[member.param].update(new)
         self._tracked = [m.position for m in members if not m.param.is_inference()]
-        self.groups: Int64s = np.array([m.group for m in members], dtype=np.int64)
+        self.groups: Int64s = np.array(groups, dtype=np.int64)
+        self.positions = [m.position for m in members]
         self._occurring, self._whose_group = np.unique(self.groups, return_inverse=True)
         self.steps = steps.adopt([states[m.param] for m in members], states.values())
 
@@ -82,22 +85,28 @@ class Plan:
 
     def run(self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options]) -> None:
         """``options``: the hyper-parameters of each group."""
-        if not self.launches:
+        if not len(self.launches):
             return
         step = steps.next(self.steps)
         scalars, whose = self._scalars(step, options)
-        for launch in self.launches:
-            launch.table.set_scalars(scalars, whose)
+        self.launches.set_scalars(scalars, whose)
         roles: Sequence[Roles] = ()
-        if any(launch.needs_tensors for launch in self.launches):
+        if self.launches.needs_tensors:
             tensors = list(find(self.snapshot.slots, params, states))
             roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
         steps.set(self.steps, step)
-        for launch in self.launches:
-            launch.run(roles)
+        self.launches.run(roles)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         torch.autograd.graph.increment_version(written)
+
+    def report(self, name: str) -> dict[int, float]:
+        """A value by tensor of the last step, by the parameter's position in the optimizer; waits for the device."""
+        return {
+            self.positions[member]: value
+            for table, values in self.launches.report(name)
+            for member, value in zip(table.members.tolist(), values.tolist(), strict=True)
+        }
 
     def _scalars(self, step: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
         """The scalars of every (options, step) that occurs, and which of them are whose."""
@@ -112,7 +121,7 @@ class Plan:
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:
     """States that are not there yet, and those that no longer lie as the parameter does: it was moved or relaid."""
-    strides, device = dense_strides(member.param), member.param.device
+    strides, device = dense_strides(member.param, member.special.by_rows), member.param.device
     new: dict[str, Any] = {} if "step" in state else {"step": 0.0}
     for name in member.special.states:
         if name not in state:

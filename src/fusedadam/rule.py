@@ -20,7 +20,12 @@ The contract for authors:
   last statement returns the roles to be stored, by name. ``grad`` is never stored.
 - A role that the code does not use under the given flags does not exist then: no memory, no traffic.
 - ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters; everything that
-  is the same for all elements of a parameter belongs there.
+  is the same for all elements of a parameter belongs there. ``row_length`` and ``numel`` are the parameter's own; so is
+  the flag ``matrix``: two dimensions or more.
+- ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may stand wherever a value may: ``stages.py``
+divides the
+  rule where it waits for them. What is made of sums and scalars is calculated in float64.
+- ``reports`` names such values, one for each parameter, that can be asked for after a step.
 
 What breaks the contract is refused when the rule is defined, with the line and what to write instead.
 """
@@ -29,15 +34,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
-from fusedadam.words import WORDS
+from torch import Tensor
+
+from fusedadam.lowering import KINDS, Function, Lowering, RuleError
+from fusedadam.stages import Split, split
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "Special", "Value", "Values", "rule"]
 
@@ -46,29 +51,17 @@ Values: TypeAlias = Any
 Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
 
-_KINDS = ("Value", "Scalar", "Flag")
-_RESERVED = {  # names of the kernels, which no argument may have
-    "BLOCK", "CHUNK", "addresses", "batch", "chunk_index", "chunk_size", "chunk_tensor", "counter", "divide",
-    "found_inf", "grad_scale", "min", "number", "range", "rows", "scalar", "short", "sizes", "table", "take", "tensors",
-    "tl", "triton", "update", "word", *WORDS,
-}  # fmt: skip
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
-
-
-_Helpers: TypeAlias = dict[FunctionType, tuple[str, str]]  # the name and the text that a helper gets
-
-
-class RuleError(TypeError):
-    """A rule says something that not every backend can compile."""
+# Scalars and flags that are a parameter's own, whatever its group says.
+OWN_SCALARS: dict[str, Callable[[Tensor], float]] = {
+    "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
+    "numel": lambda param: param.numel(),
+}
+OWN_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 
 
 @dataclass(frozen=True)
-class Special:
-    """A rule with its flags decided: straight-line source for the backends that compile text.
-
-    In ``source`` division is ``divide(a, b)``, a number is ``number(x)`` and words have the names of
-    ``fusedadam.words``, whatever the author called them, so that a backend binds these names and nothing else.
-    """
+class Special(Split):
+    """A rule with its flags decided: straight-line source for the backends that compile text, in one stage or more."""
 
     rule: Rule
     flags: tuple[tuple[str, bool], ...]
@@ -76,7 +69,6 @@ class Special:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     scalars: tuple[str, ...]
-    functions: tuple[str, ...]  # helpers first, then ``update(*inputs, *scalars)``, which returns the outputs
 
     @property
     def title(self) -> str:
@@ -90,18 +82,22 @@ class Special:
 class Rule:
     """A checked rule. Calling it runs the plain Python function, on anything the words understand."""
 
-    def __init__(self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]]) -> None:
-        self.update, self.scalars, self.name = update, scalars, update.__name__
+    def __init__(
+        self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
+    ) -> None:
+        self.update, self.scalars, self.reports, self.name = update, scalars, tuple(reports), update.__name__
         self.__doc__, self.__wrapped__ = update.__doc__, update
-        self._function = _Function(update)
+        self._function = Function(update)
         kinds = self._function.kinds
-        self.roles, self.scalar_names, self.flags = (tuple(n for n, k in kinds.items() if k == kind) for kind in _KINDS)
-        if self.roles[:2] != ("param", "grad"):
+        self.roles, self.scalar_names, self.flags = (tuple(n for n, k in kinds.items() if k == kind) for kind in KINDS)
+        if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
         self._specials: dict[tuple[bool, ...], Special] = {}
-        for choice in itertools.product((False, True), repeat=len(self.flags)):
-            self.special(dict(zip(self.flags, choice, strict=True)))
+        self._waits: dict[str, int] = {}  # in which round sums over several parameters come
+        Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
+        for choice in (False, True):  # the other choices are made when they are first asked for
+            self.special(dict.fromkeys(self.flags, choice))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.update(*args, **kwargs)
@@ -114,7 +110,7 @@ class Rule:
         """What ``scalars`` asks for beside ``step``."""
         return tuple(n for n in inspect.signature(self.scalars).parameters if n != "step")
 
-    def scalars_of(self, keys: Sequence[tuple[tuple[float, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
+    def scalars_of(self, keys: Sequence[tuple[tuple[Any, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
         """The scalars of each different (hyper-parameters, step) among the keys, and which of them each key has.
 
         One at a time, in Python's own float64: numpy's powers depend on the processor, and would end in other bits.
@@ -124,228 +120,41 @@ class Rule:
         scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
         return scalars, [order[key] for key in keys]
 
-    def special(self, flags: Mapping[str, bool]) -> Special:
-        key = tuple(bool(flags[name]) for name in self.flags)
+    def special(self, flags: Mapping[str, bool], param: Tensor | None = None) -> Special:
+        """``param``: whose own flags count, if it is given."""
+        own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
+        key = tuple(bool({**flags, **own}[name]) for name in self.flags)
         if key not in self._specials:
-            self._specials[key] = _specialise(self, dict(zip(self.flags, key, strict=True)))
+            special = _specialise(self, dict(zip(self.flags, key, strict=True)))
+            for shared in special.shared:
+                if self._waits.setdefault(shared.name, shared.position) != shared.position:
+                    why = f"{special.title}: {shared.name} comes in another round here than under other flags"
+                    self._function.fail(self._function.tree, why)
+            self._specials[key] = special
         return self._specials[key]
 
 
-def rule(*, scalars: Callable[..., Mapping[str, Any]]) -> Callable[[Callable[..., Any]], Rule]:
+def rule(
+    *, scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Rule]:
     """Makes a rule of a function; see the module's docstring for what it may say."""
-    return lambda update: Rule(update, scalars)
+    return lambda update: Rule(update, scalars, reports)
 
 
 def _specialise(owner: Rule, flags: dict[str, bool]) -> Special:
-    lowering = _Lowering(owner._function, flags)
-    body = list(lowering.statements(owner._function.body))
-    outputs = tuple(r for r in owner.roles if r in owner.returned and r in lowering.assigned)
-    inputs = tuple(r for r in owner.roles if r in lowering.read_first)
-    scalars = tuple(s for s in owner.scalar_names if s in lowering.read_first)
-    result = ast.Tuple([ast.Name(r) for r in outputs])
-    update = _define("update", [*inputs, *scalars], [*body, ast.Return(result)])
+    lowering = Lowering(owner._function, flags)
+    body: list[ast.stmt] = list(lowering.statements(owner._function.body))
+    outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
+    parts = split(owner._function, lowering, body, owner.roles, outputs, owner.reports)
+    elements = [stage for stage in parts.stages if stage.space == "element"]
+    read = {name for stage in elements for name in stage.reads}
+    asked = {name for stage in parts.stages for name in (*stage.scalars, *stage.reads)}
     return Special(
+        **vars(parts),
         rule=owner,
         flags=tuple(flags.items()),
-        roles=tuple(r for r in owner.roles if r in inputs or r in outputs),
-        inputs=inputs,
-        outputs=outputs,
-        scalars=scalars,
-        functions=(*(text for _, text in lowering.helpers.values()), update),
+        roles=tuple(r for r in owner.roles if r in read or r in outputs),
+        inputs=tuple(r for r in owner.roles if r in read),
+        outputs=tuple(outputs),
+        scalars=tuple(s for s in owner.scalar_names if s in asked),
     )
-
-
-def _define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
-    lines = [f"def {name}({', '.join(parameters)}):"]
-    lines += [textwrap.indent(ast.unparse(ast.fix_missing_locations(s)), "    ") for s in body]
-    return "\n".join(lines)
-
-
-class _Function:
-    """The parsed source of a rule or helper, and errors that point into it."""
-
-    def __init__(self, function: Callable[..., Any], helper: bool = False) -> None:
-        self.function, self.name = function, function.__name__
-        self.filename, self.first_line = function.__code__.co_filename, function.__code__.co_firstlineno
-        try:
-            text = textwrap.dedent(inspect.getsource(function))
-        except OSError as error:
-            raise RuleError(
-                f"{self.name}: its source cannot be read; define rules in a file or a notebook cell"
-            ) from error
-        tree = ast.parse(text).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            raise RuleError(f"{self.name} ({self.filename}): a rule is made with `def`, not with lambda")
-        self.tree = tree
-        if function.__closure__:
-            free = ", ".join(function.__code__.co_freevars)
-            self.fail(tree, f"it closes over {free}; pass what it needs as scalars or use module-level helpers")
-        if tree.args.vararg or tree.args.kwarg or tree.args.defaults or any(tree.args.kw_defaults):
-            self.fail(tree, "a signature with *args, **kwargs or defaults; name every role, scalar and flag")
-        arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-        self.kinds = {a.arg: "Value" if helper else self._kind(a) for a in arguments}
-        body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
-            self.fail(tree, "the last statement must be `return`")
-        self.body, self.result = body[:-1], body[-1].value
-
-    def fail(self, node: ast.AST, why: str) -> NoReturn:
-        line = self.first_line + getattr(node, "lineno", 1) - 1
-        raise RuleError(f"rule {self.name} ({self.filename}:{line}): {why}")
-
-    def _kind(self, argument: ast.arg) -> str:
-        kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""
-        if kind not in _KINDS:
-            self.fail(argument, f"say what `{argument.arg}` is: `{argument.arg}: Value`, `: Scalar` or `: Flag`")
-        if argument.arg.startswith("_") or argument.arg in _RESERVED:
-            self.fail(argument, f"`{argument.arg}` is a name that kernels use; choose another")
-        return kind
-
-    def returned_roles(self, roles: tuple[str, ...]) -> tuple[str, ...]:
-        elements = self.result.elts if isinstance(self.result, ast.Tuple) else [self.result]
-        names = [e.id if isinstance(e, ast.Name) else "" for e in elements]
-        for element, name in zip(elements, names, strict=True):
-            if name not in roles:
-                self.fail(element, f"return roles by name (one of {', '.join(roles)}), not `{ast.unparse(element)}`")
-            if name == "grad":
-                self.fail(element, "`grad` belongs to the user and is never stored; keep what you need in a state")
-        return tuple(names)
-
-
-class _Lowering(ast.NodeTransformer):
-    """Rewrites a function's body into straight-line code that every backend binds its words to."""
-
-    def __init__(self, source: _Function, flags: Mapping[str, bool], helpers: _Helpers | None = None) -> None:
-        self.source, self.flags = source, flags
-        self.helpers: _Helpers = {} if helpers is None else helpers
-        self.assigned: set[str] = set()
-        self.read_first: set[str] = set()  # read before anything was assigned to them: the real inputs
-
-    def statements(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
-        for statement in body:
-            if isinstance(statement, ast.If):
-                yield from self.statements(statement.body if self.decide(statement.test) else statement.orelse)
-            elif isinstance(statement, ast.Assign):
-                if len(statement.targets) != 1:
-                    self.source.fail(statement, "one target for each `=`")
-                chosen = self.chosen(statement.value)
-                if ast.unparse(chosen) == ast.unparse(statement.targets[0]):
-                    continue  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
-                value = self.visit(chosen)
-                for name in self.targets(statement.targets[0]):
-                    self.assigned.add(name)
-                yield ast.Assign(statement.targets, value)
-            elif isinstance(statement, ast.AugAssign):
-                self.source.fail(
-                    statement, "in place would change the tensor itself when run eagerly; write `x = x + y`"
-                )
-            elif not isinstance(statement, ast.Pass):
-                self.source.fail(
-                    statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
-                )
-
-    def chosen(self, value: ast.expr) -> ast.expr:
-        while isinstance(value, ast.IfExp):
-            value = value.body if self.decide(value.test) else value.orelse
-        return value
-
-    def targets(self, target: ast.expr) -> list[str]:
-        names = target.elts if isinstance(target, ast.Tuple) else [target]
-        found = [n.id for n in names if isinstance(n, ast.Name)]
-        if len(found) != len(names):
-            self.source.fail(target, f"assign to names, not to `{ast.unparse(target)}`")
-        for name in found:
-            if name in self.source.kinds and self.source.kinds[name] != "Value":
-                self.source.fail(
-                    target, f"`{name}` is a {self.source.kinds[name].lower()} and keeps its value; use a new name"
-                )
-            if name in ("divide", "number", *WORDS) or name.startswith("_"):
-                self.source.fail(target, f"`{name}` is taken; choose another name")
-        return found
-
-    def decide(self, test: ast.expr) -> bool:
-        """The value of an ``if``: flags joined by not, and, or."""
-        if isinstance(test, ast.Name) and test.id in self.flags:
-            return self.flags[test.id]
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return not self.decide(test.operand)
-        if isinstance(test, ast.BoolOp):
-            return (all if isinstance(test.op, ast.And) else any)([self.decide(v) for v in test.values])
-        self.source.fail(test, f"`if {ast.unparse(test)}`: `if` is for flags; choose between elements with where(...)")
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        name = node.id
-        if name in self.flags:
-            self.source.fail(node, f"`{name}` is a flag: ask it with `if`, do not calculate with it")
-        if name in self.assigned:
-            return node
-        if name in self.source.kinds:
-            self.read_first.add(name)
-            return node
-        constant = self.source.function.__globals__.get(name)
-        if isinstance(constant, (int, float)):
-            return _call("number", ast.Constant(float(constant)))
-        self.source.fail(
-            node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags"
-        )
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-            return _call("number", ast.Constant(float(node.value)))
-        self.source.fail(node, f"`{ast.unparse(node)}` is not a number")
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        if not isinstance(node.op, _OPERATORS):
-            self.source.fail(
-                node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions); powers belong in scalars"
-            )
-        left, right = self.visit(node.left), self.visit(node.right)
-        return _call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        if not isinstance(node.op, ast.USub):
-            self.source.fail(node, f"`{ast.unparse(node)}`: the only sign is minus")
-        return ast.UnaryOp(node.op, self.visit(node.operand))
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        if len(node.ops) != 1 or isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
-            self.source.fail(node, f"`{ast.unparse(node)}`: compare two values at a time, with < <= > >= == !=")
-        return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        return self.visit(self.chosen(node))  # type: ignore[no-any-return]
-
-    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
-        return ast.Tuple([self.visit(e) for e in node.elts])
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        called = self.source.function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
-        if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
-            self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
-        arguments = [self.visit(a) for a in node.args]
-        for name, word in WORDS.items():
-            if called is word:
-                return _call(name, *arguments)
-        if isinstance(called, FunctionType):
-            return _call(self.helper(called), *arguments)
-        known = ", ".join(WORDS)
-        self.source.fail(
-            node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module"
-        )
-
-    def helper(self, function: FunctionType) -> str:
-        if function not in self.helpers:
-            source = _Function(function, helper=True)
-            lowering = _Lowering(source, {}, self.helpers)
-            body = list(lowering.statements(source.body))
-            result = ast.Return(lowering.visit(source.result))
-            name = f"{function.__name__}_{len(self.helpers)}"
-            self.helpers[function] = name, _define(name, list(source.kinds), [*body, result])
-        return self.helpers[function][0]
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        self.source.fail(node, f"`{ast.unparse(node)}` is not something that every backend compiles")
-
-
-def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name), list(arguments), [])

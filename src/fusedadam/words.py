@@ -7,7 +7,14 @@ same meaning to the bit:
 - division and ``sqrt`` are rounded correctly (IEEE), never approximated;
 - nothing is contracted: ``a * b + c`` rounds twice on every backend;
 - NaN is contagious: ``maximum`` and ``minimum`` give NaN if either side is NaN;
-- ``where(condition, a, b)`` is the elementwise choice; ``if`` is for flags alone.
+- ``where(condition, a, b)`` is the elementwise choice; ``if`` is for flags alone;
+- ``power(x, y)``, for x >= 0, is calculated in float64 and rounded: the one word that may differ by an ulp between
+backends.
+
+Sums look beyond the element: ``row_sum(x)`` adds the values of each row (an index of dimension 0), ``tensor_sum(x)``
+those of the parameter, ``group_sum(x)`` those of all parameters of its group that have gradients of its dtype,
+``total(x)`` those of all parameters; ``largest(x)``, for x >= 0, is the largest value of all. ``sums.py`` says in
+which order they are added. Called as they stand here, they know one parameter only. ``cos`` is for scalars alone.
 """
 
 from __future__ import annotations
@@ -18,7 +25,20 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["abs", "maximum", "minimum", "sqrt", "where"]
+__all__ = [
+    "abs",
+    "cos",
+    "group_sum",
+    "largest",
+    "maximum",
+    "minimum",
+    "power",
+    "row_sum",
+    "sqrt",
+    "tensor_sum",
+    "total",
+]
+__all__ += ["where"]
 
 
 def sqrt(x: Any) -> Any:
@@ -44,7 +64,38 @@ def minimum(a: Any, b: Any) -> Any:
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, a, b)
-    return np.where(condition, a, b)
+    chosen = np.where(condition, a, b)
+    return chosen if chosen.ndim else chosen.item()
+
+
+def power(x: Any, y: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.pow(x.double(), y).to(x.dtype)
+    return np.power(x, y)
+
+
+def cos(x: Any) -> Any:
+    return torch.cos(x) if isinstance(x, torch.Tensor) else np.cos(x)
+
+
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(dim=tuple(range(1, x.dim())), keepdim=True) if x.dim() > 1 else x
+
+
+def tensor_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+def group_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+def largest(x: torch.Tensor) -> torch.Tensor:
+    return x.amax() if x.numel() else x.new_zeros(())
 
 
 def _both(for_torch: Callable[..., Any], for_numpy: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -55,4 +106,8 @@ def _both(for_torch: Callable[..., Any], for_numpy: Callable[..., Any], a: Any, 
     return for_numpy(a, b)
 
 
-WORDS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in __all__}
+# what kernels know, and what is summed over what
+WORDS: dict[str, Callable[..., Any]] = {word.__name__: word for word in (abs, maximum, minimum, power, sqrt, where)}
+SUMS: dict[Callable[..., Any], str] = {
+    row_sum: "row", tensor_sum: "tensor", group_sum: "group", total: "all", largest: "all"
+}  # fmt: skip

@@ -7,10 +7,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from fusedadam import AdamP
 from fusedadam import __main__ as command_line
-from fusedadam.cli import demo
-from fusedadam.cli.side_by_side import Result
+from fusedadam.cli import demo, side_by_side
+from fusedadam.cli.peers import AdamPLoop, BertAdamLoop
+from fusedadam.cli.side_by_side import ADAMP_PEER, Result
+from tests.meaning.by_hand import AdamPByHand, BertAdamByHand
 
 # One thread: with several, torch's wait for each other, and beside other busy programs that takes many times as long.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
@@ -18,6 +22,8 @@ PEERS = {
     "fusedadam AdamW": "torch AdamW",
     "fusedadam Adam": "torch Adam",
     "fusedadam EmaAdamW": "torch AdamW + EMA",
+    "fusedadam AdamP": ADAMP_PEER,
+    "fusedadam BertAdam": "plain BertAdam",
 }
 
 
@@ -33,7 +39,7 @@ def validation_losses(output: str) -> dict[str, float]:
     return {row[0]: float(row[1]) for row in cells if len(row) == 4 and row[0] in names}
 
 
-def test_demo_trains_every_optimizer_like_its_torch_peer() -> None:
+def test_demo_trains_every_optimizer_like_its_peer() -> None:
     done = fusedadam("demo", "--steps", "3", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     losses = validation_losses(done.stdout)
@@ -41,6 +47,7 @@ def test_demo_trains_every_optimizer_like_its_torch_peer() -> None:
     for ours, theirs in PEERS.items():
         assert losses[ours] == pytest.approx(losses[theirs], abs=1e-2)
     assert max(losses.values()) < 5.2, "three steps should get below log(256) = 5.55, the loss of knowing nothing"
+    assert "projected the updates of 20 matrices" in done.stdout
 
 
 def test_without_a_command_the_help_is_shown() -> None:
@@ -73,6 +80,24 @@ def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.strip() == "Stopped."
 
 
+def test_training_ends_before_a_step_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+
+    class Slow:
+        name = "slow"
+
+        def step(self, _: torch.Tensor) -> float:
+            nonlocal clock
+            clock += 20.0
+            return 1.0
+
+    monkeypatch.setattr(side_by_side.time, "perf_counter", lambda: clock)
+    batches = [torch.zeros(1)] * 100
+    assert side_by_side.train([Slow()], batches, 100, seconds=75) == 3  # type: ignore[list-item]
+    assert side_by_side.train([Slow()], batches, 100, seconds=5) == 2, "one to compile, one to measure"
+    assert side_by_side.train([Slow()], batches, 100, seconds=float("inf")) == 100
+
+
 def result(name: str, step_ms: float, fastest_step_ms: float | None = None) -> Result:
     return Result(name, 2.0, 30.0, step_ms, fastest_step_ms or step_ms)
 
@@ -90,3 +115,59 @@ def test_speeds_are_not_compared_on_a_busy_machine_or_after_few_steps() -> None:
     assert demo.speed_doubt([steady, steady], measured=100) is None
     assert "other programs" in (demo.speed_doubt([steady, unsteady], measured=100) or "")
     assert "only 1 of the steps" in (demo.speed_doubt([steady, steady], measured=1) or "")
+
+
+def test_what_is_said_about_projections_is_what_the_last_step_did() -> None:
+    across, along, vector = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3))
+    vector.data = vector.data[0]
+    across.grad, along.grad, vector.grad = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.ones(2, 2), torch.ones(2)
+    optimizer = AdamP([across, along, vector])
+    optimizer.step()
+    said = demo.projections_sentence(optimizer)
+    assert "2 matrices: 1 by channel, 0 as a whole, 1 not at all" in said
+
+
+def gradients(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """Along the weight as chance has it, or perpendicular to each row of it, or to all of it but not to each row."""
+    grad = torch.randn_like(weight)
+    if kind != "any" and weight.ndim > 1:
+        rows, raw = (t.reshape(t.shape[0] if kind == "channel" else 1, -1) for t in (weight, grad))
+        raw = raw - rows * (rows * raw).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+        grad = raw.reshape(weight.shape)
+    return grad
+
+
+@pytest.mark.parametrize("kind", ["any", "channel", "layer"])
+@pytest.mark.parametrize("shape", [(40,), (6, 50), (8, 4, 3, 3)], ids=str)
+@pytest.mark.parametrize("judge", ["by hand", "adamp"])
+def test_the_loop_that_adamp_is_compared_with_is_adamp(judge: str, shape: tuple[int, ...], kind: str) -> None:
+    torch.manual_seed(0)
+    options = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.3, "wd_ratio": 0.2}
+    param = torch.nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    other = torch.nn.Parameter(param.detach().clone())
+    loop = AdamPLoop([param], **options)
+    by_hand = AdamPByHand(param.detach(), **options)
+    package = pytest.importorskip("adamp").AdamP([other], **options) if judge == "adamp" else None
+    for _ in range(5):
+        param.grad = gradients(kind, param.detach())
+        other.grad = param.grad.clone()
+        loop.step()
+        by_hand.step(other.grad)
+        if package is not None:
+            package.step()
+        torch.testing.assert_close(param.detach(), by_hand.p if package is None else other.detach(), rtol=0, atol=1e-12)
+        assert by_hand.projection == ("none" if param.ndim == 1 else kind) or kind == "any"
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup": 0.3, "t_total": 8}, {"max_grad_norm": 0.0, "weight_decay": 0.0}])
+def test_the_loop_that_bert_adam_is_compared_with_is_bert_adam(options: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((30,), (5, 20))]
+    loop, by_hand = BertAdamLoop(params, lr=1e-2, **options), [BertAdamByHand(p, lr=1e-2, **options) for p in params]
+    for _ in range(10):
+        for param, hand in zip(params, by_hand, strict=True):
+            param.grad = torch.randn_like(param)
+            hand.step(param.grad.clone())
+        loop.step()
+        for param, hand in zip(params, by_hand, strict=True):
+            torch.testing.assert_close(param.detach(), hand.p.detach(), rtol=0, atol=1e-12)

@@ -43,13 +43,20 @@ def test_flags_decide_what_exists():
     on = everything.special({"f": True, "g": False})
     assert on.outputs == ("param", "a")
     assert on.scalars == ("s",)
-    assert adam.special({"amsgrad": False, "maximize": True, "decoupled": True}).states == ("exp_avg", "exp_avg_sq")
-    assert "weight_decay" not in adam.special({"amsgrad": False, "maximize": True, "decoupled": True}).scalars
+    assert adam.special({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).states == (
+        "exp_avg",
+        "exp_avg_sq",
+    )
+    assert (
+        "weight_decay"
+        not in adam.special({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).scalars
+    )
 
 
 def test_the_source_for_compilers_is_straight_and_has_no_bare_numbers():
     special = everything.special({"f": True, "g": False})
-    text = "\n".join(special.functions)
+    (stage,) = special.stages
+    text = "\n".join(stage.functions)
     assert "if " not in text
     assert "number(0.5)" in text
     assert "number(3.0)" in text
@@ -161,7 +168,7 @@ def bad_unassigned(param: Value, grad: Value, *, f: Flag) -> Values:
     return param
 
 
-def bad_argument(param: Value, grad: Value, rows: Value) -> Values:
+def bad_argument(param: Value, grad: Value, table: Value) -> Values:
     return param
 
 
@@ -199,7 +206,7 @@ def bad_string(param: Value, grad: Value) -> Values:
         (bad_keyword, "by position"),
         (bad_unassigned, "`x` is not known"),
         (bad_string, "not a number"),
-        (bad_argument, "`rows` is a name that kernels use"),
+        (bad_argument, "`table` is a name that kernels use"),
         (bad_word_argument, "`word` is a name that kernels use"),
         (bad_local, "`divide` is taken"),
     ],

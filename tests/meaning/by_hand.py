@@ -1,6 +1,7 @@
 """The update rules once more, in plain Python numbers or float64 tensors, sharing no code with the package.
 
-They follow the specification's formulas line by line and are themselves tested against torch.optim.
+They follow the specification's formulas line by line and are themselves tested against torch.optim, the adamp package
+and each other.
 """
 
 from __future__ import annotations
@@ -88,3 +89,125 @@ def adamw_v2(var, grad, m, v, largest, step, lr, beta1, beta2, weight_decay, eps
     denominator = used.sqrt() / math.sqrt(1 - beta2**step) + eps
     p = p - lr / (1 - beta1**step) * first / denominator
     return p.to(var.dtype), first.to(m.dtype), second.to(v.dtype), (used if amsgrad else top).to(largest.dtype)
+
+
+class AdamPByHand:
+    """AdamP for one tensor; ``projection`` says what the last step did.
+
+    Of a matrix, the update is made of the moments as they are stored: ``as_stored``, if they are kept in low precision.
+    """
+
+    as_stored: tuple[Tensor, Tensor] | None = None
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        delta=0.1,
+        wd_ratio=0.1,
+        nesterov=False,
+        maximize=False,
+    ):
+        self.p, self.t, self.projection = param.clone(), 0, "none"
+        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
+        self.delta, self.wd_ratio, self.nesterov, self.maximize = delta, wd_ratio, nesterov, maximize
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        g = -g if self.maximize else g
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        m, v = self.as_stored if self.as_stored is not None and self.p.dim() > 1 else (self.m, self.v)
+        first = self.b1 * m + (1 - self.b1) * g if self.nesterov else m
+        u = first / (v.sqrt() / math.sqrt(1 - self.b2**self.t) + self.eps)
+        u, ratio = self.project(g, u)
+        self.p = self.p * (1 - self.lr * self.wd * ratio) - self.lr / (1 - self.b1**self.t) * u
+
+    def project(self, g: Tensor, u: Tensor) -> tuple[Tensor, float]:
+        self.projection = "none"
+        if self.p.dim() < 2 or self.p.numel() == 0:
+            return u, 1
+        for view, rows in (("channel", self.p.shape[0]), ("layer", 1)):
+            if largest_cosine(g, self.p, rows, self.eps) < self.delta / math.sqrt(self.p.numel() // rows):
+                p = self.p.reshape(rows, -1)
+                n = p / (p.square().sum(1, keepdim=True).sqrt() + self.eps)
+                u = u.reshape(rows, -1)
+                u = u - n * (n * u).sum(1, keepdim=True)
+                self.projection = view
+                return u.reshape(self.p.shape), self.wd_ratio
+        return u, 1
+
+
+def largest_cosine(g: Tensor, p: Tensor, rows: int, eps: float) -> float:
+    """NaN as soon as one row's is: then no comparison holds."""
+    g, p = g.reshape(rows, -1), p.reshape(rows, -1)
+    lengths = [x.square().sum(1).sqrt().clamp_min(eps) for x in (g, p)]
+    return ((g * p).sum(1).abs() / (lengths[0] * lengths[1])).max().item()
+
+
+def schedule_by_hand(name: str, x: float, warmup: float) -> float:
+    warmup = 0.0 if warmup == -1 else warmup
+    if x < warmup:
+        return x / warmup
+    if name == "warmup_constant":
+        return 1.0
+    if x >= 1:
+        return 0.0
+    return {
+        "warmup_cosine": 0.5 * (1 + math.cos(math.pi * x)),
+        "warmup_linear": (x - 1) / (warmup - 1),
+        "warmup_poly": math.sqrt(1 - x),
+    }[name]
+
+
+class BertAdamByHand:
+    """BertAdam for one tensor, clipped by the norm that is given or else by its own."""
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-3,
+        warmup=-1,
+        t_total=-1,
+        schedule="warmup_linear",
+        b1=0.9,
+        b2=0.999,
+        e=1e-6,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        maximize=False,
+    ):
+        self.p, self.t = param.clone(), 0
+        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, self.warmup, self.t_total, self.schedule = lr, warmup, t_total, schedule
+        self.b1, self.b2, self.eps, self.wd = b1, b2, e, weight_decay
+        self.max_grad_norm, self.maximize = max_grad_norm, maximize
+
+    def next_lr(self) -> float:
+        if self.t_total == -1:
+            return self.lr
+        return self.lr * schedule_by_hand(self.schedule, self.t / self.t_total, self.warmup)
+
+    def step(self, g: Tensor, norm: float | None = None) -> None:
+        if self.max_grad_norm is not None and self.max_grad_norm > 0:
+            g = clipped([g], self.max_grad_norm, norm)[0]
+        g = -g if self.maximize else g
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        u = self.m / (self.v.sqrt() + self.eps) + self.wd * self.p
+        self.p = self.p - self.next_lr() * u
+        self.t += 1
+
+
+def norm_by_hand(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
+
+
+def clipped(grads: list[Tensor], max_norm: float, norm: float | None = None) -> list[Tensor]:
+    """By the norm that is given, or else by the 2-norm of them all."""
+    norm = norm_by_hand(grads) if norm is None else norm
+    return [g.double() * min(1.0, max_norm / (norm + 1e-6)) for g in grads]

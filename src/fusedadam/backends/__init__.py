@@ -4,7 +4,8 @@ numba    a CPU
 triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
-Each has ``prepare(table)``, which compiles whatever is needed and returns the function that runs the table.
+Each has ``prepare(table)``, which compiles whatever is needed and returns the functions that run the stages of a table,
+and ``share(sum, parts)`` for sums over several parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import warnings
 
 import torch
 
-from fusedadam.launch_table import Backend
+from fusedadam.launch import Backend
 
 NAMES = ("numba", "triton", "eager")
 TRITON_DEVICES = ("cuda", "xpu", "npu")  # "cuda" is also what ROCm calls itself
@@ -64,7 +65,8 @@ def check(wanted: str, device: torch.device | None = None) -> None:
 
 @functools.cache
 def _load(name: str) -> Backend:
-    return Backend(importlib.import_module(f"fusedadam.backends.{name}").prepare, needs_tensors=name == "eager")
+    module = importlib.import_module(f"fusedadam.backends.{name}")
+    return Backend(module.prepare, module.share, needs_tensors=name == "eager")
 
 
 @functools.cache

@@ -1,54 +1,179 @@
 """The eager backend: the rule as it stands, on torch tensors, wherever torch runs.
 
 Slow beside the others (a dozen passes over memory instead of one), but it needs nothing compiled, and to the bit
-it computes what they compute. Tensors are taken in slices, so that temporaries stay small.
+it computes what they compute. Tensors are taken in slices, so that temporaries stay small. Values by row and by
+tensor are on the host, since not every device has float64.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fusedadam import sums
+from fusedadam.launch import Part
 from fusedadam.launch_table import LaunchTable, Roles
+from fusedadam.stages import Stage, Sum
 from fusedadam.storage import STORAGES
 from fusedadam.words import WORDS
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in STORAGES.items()}
+Update: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
-def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
-    special, compute = table.special, DTYPES[table.compute]
+def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+    visits = {"element": _elements, "row": _rows, "tensor": _tensors}
+
+    def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
+        visit = visits[stage.space](table, stage)
+        unfinished = [one for one in stage.sums if not table.is_whole(one)]
+
+        def run(members: Sequence[Roles]) -> None:
+            if table.found_inf is not None and table.found_inf.item() != 0:
+                return
+            visit(members)
+            for one in unfinished:
+                _combine(table, one)
+
+        return run
+
+    return {stage.position: runner(stage) for stage in table.special.stages}
+
+
+def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+    compute, number, update = _bind(table, stage, table.device)
+
+    def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:
+        # copies: a rule may store one role in another, and must not see what has been stored already
+        values = {r: roles[r][row, column].to(compute, copy=True) for r in stage.reads}
+        if table.grad_scale is not None and "grad" in values:
+            values["grad"] = values["grad"] / table.grad_scale.to(compute)
+        by_row = [_part(table, k, r)[row, None].to(table.device) for r in stage.rows]
+        results = update(*values.values(), *by_row, *scalars)
+        for role, value in zip(stage.writes, results, strict=False):
+            store(roles[role][row, column], value)
+        size = sums.SEGMENT["element"]
+        for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+            pieces = slice(column.start // size, -(-column.stop // size))
+            own = sums.segment_sums(term.expand(row.stop - row.start, column.stop - column.start), size, one.largest)
+            _segments(table, k, one)[row, pieces] = own.to(table.home)
+
+    def run(members: Sequence[Roles]) -> None:
+        for k, roles in enumerate(members):
+            rows, width = int(table.rows[k]), int(table.widths[k])
+            flat = {r: roles[r].as_strided((rows, width), (width, 1)) for r in stage.arrays}
+            scalars = [number(x) for x in _column(table, stage.scalars, k)]
+            for row, column in _slices(rows, width):
+                visit(flat, k, scalars, row, column)
+
+    return run
+
+
+def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+    _, number, update = _bind(table, stage, table.home)
+
+    def run(_: Sequence[Roles]) -> None:
+        for k in range(len(table.sizes)):
+            if table.rows[k] == 0:
+                continue
+            values = [_part(table, k, name).double() for name in stage.reads]
+            results = update(*values, *(number(x) for x in _column(table, stage.scalars, k)))
+            for name, value in zip(stage.writes, results, strict=False):
+                _part(table, k, name).copy_(value)
+            for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+                own = sums.segment_sums(term.expand(1, int(table.rows[k])), sums.SEGMENT["row"], one.largest)
+                _segments(table, k, one).copy_(own[0])
+
+    return run
+
+
+def _tensors(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+    _, _, update = _bind(table, stage, table.home)
+
+    def run(_: Sequence[Roles]) -> None:
+        for name, value in zip(stage.writes, update(*(table.value(n).clone() for n in stage.reads)), strict=True):
+            table.value(name).copy_(value)
+
+    return run
+
+
+def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
+    """Adds up ``one`` over each list of parts, and gives every part the result; the parts may be on several devices."""
+
+    def run() -> None:
+        for own in parts:
+            terms = torch.stack([part.table.value(part.term)[part.column].to(own[0].table.home) for part in own])
+            result = sums.combine(terms, one.largest)
+            for part in own:
+                part.table.value(one.name)[part.column] = result
+
+    return run
+
+
+def _bind(
+    table: LaunchTable, stage: Stage, device: torch.device
+) -> tuple[torch.dtype, Callable[[float], Tensor], Update]:
+    """The dtype of this stage, numbers of it, and ``update`` with the words for torch tensors."""
+    compute = DTYPES[table.compute_of(stage)]
 
     def number(x: float) -> Tensor:
         # 0-d tensors rather than Python's numbers, which torch would calculate with in other dtypes
-        return torch.tensor(x, dtype=compute, device=table.device)
+        return torch.tensor(x, dtype=compute, device=device)
+
+    def stored(role: str) -> Callable[[Tensor], Tensor]:
+        def round_trip(value: Tensor) -> Tensor:
+            kept = torch.empty_like(value, dtype=DTYPES[table.storage[role]])
+            store(kept, value)
+            return kept.to(compute)
+
+        return round_trip
 
     space: dict[str, Any] = {**WORDS, "divide": operator.truediv, "number": number}
-    exec("\n".join(special.functions), space)
+    space |= {f"_stored_{role}": stored(role) for role in table.storage}
+    exec("\n".join(stage.functions), space)
+    return compute, number, space["update"]
 
-    def update(roles: Roles, scalars: Sequence[Tensor]) -> None:
-        # copies: a rule may store one role in another, and must not see what has been stored already
-        values = {r: roles[r].to(compute, copy=True) for r in special.inputs}
-        if table.grad_scale is not None:
-            values["grad"] = values["grad"] / table.grad_scale.to(compute)
-        for role, value in zip(special.outputs, space["update"](*values.values(), *scalars), strict=True):
-            store(roles[role], value)
 
-    def run(members: Sequence[Roles]) -> None:
-        if table.found_inf is not None and table.found_inf.item() != 0:
-            return
-        for k, roles in enumerate(members):
-            flat = {r: _flat(roles[r]) for r in special.roles}
-            scalars = [number(x) for x in table.rows[:, k].tolist()]
-            for start in range(0, int(table.sizes[k]), SLICE):
-                update({r: t[start : start + SLICE] for r, t in flat.items()}, scalars)
+def _slices(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Whole rows, or segments of one row."""
+    step = max(1, SLICE // max(1, width))
+    for row in range(0, rows, step):
+        for column in range(0, width, SLICE):
+            yield slice(row, min(row + step, rows)), slice(column, min(column + SLICE, width))
 
-    return run
+
+def _column(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
+    return [float(table.numbers[table.at[name], k]) for name in names]
+
+
+def _part(table: LaunchTable, k: int, name: str) -> Tensor:
+    """The k-th tensor's part of a value by row."""
+    begin = int(table.rows[:k].sum())
+    return table.row_values[table.special.row_slots[name]][begin : begin + int(table.rows[k])]
+
+
+def _segments(table: LaunchTable, k: int, one: Sum) -> Tensor:
+    """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
+    if table.is_whole(one):
+        return _part(table, k, one.name)[:, None]
+    counts = table.segments[one.of]
+    begin, count = int(counts[:k].sum()), int(counts[k])
+    own = table.partials[one.name][begin : begin + count]
+    return own.view(int(table.rows[k]), -1) if one.of == "element" else own
+
+
+def _combine(table: LaunchTable, one: Sum) -> None:
+    for k in range(len(table.sizes)):
+        own = _segments(table, k, one) if table.segments[one.of][k] else torch.zeros(1, 0)
+        if one.over == "row":
+            _part(table, k, one.name).copy_(sums.combine(own, one.largest))
+        else:
+            table.value(one.name)[k] = sums.combine(own.flatten(), one.largest)
 
 
 def store(target: Tensor, value: Tensor) -> None:
@@ -64,7 +189,3 @@ def _round_to_odd(x: Tensor) -> Tensor:
     neighbour = torch.where(back.abs() < x.abs(), bits + 1, bits - 1)
     move = (bits & 1 == 0) & (back != x) & (x == x)
     return torch.where(move, neighbour, bits).view(torch.float32)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,4 +1,4 @@
-"""`python -m fusedadam demo`: a small transformer, trained with these optimizers and with torch's, side by side."""
+"""`python -m fusedadam demo`: a small transformer, trained with these optimizers and with their peers, side by side."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import contextlib
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+import fusedadam
 from fusedadam import backends
 from fusedadam.cli import display
+from fusedadam.cli.peers import adamp_package
 from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 
-STEPS, SECONDS = 300, 75
+STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
@@ -43,10 +46,13 @@ def main(arguments: Sequence[str]) -> int:
     trainings = [Training(name, model, device, steps) for name in OPTIMIZERS]
     done = train(trainings, batches, steps, seconds)
     if done < steps:
-        print(f"Stopped after {SECONDS} seconds; with --steps {steps} it takes all {steps}, however long that is.")
+        print(f"Stopped: {SECONDS} seconds are over. With --steps {steps} it takes all {steps}, however long that is.")
 
     held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
     report([training.result(held_out) for training in trainings], done)
+    for training in trainings:
+        if isinstance(training.optimizer, fusedadam.AdamP):
+            print(projections_sentence(training.optimizer))
     print(f"The demo took {time.perf_counter() - began:.0f} seconds.")
     return 0
 
@@ -58,9 +64,11 @@ def report(results: Sequence[Result], steps: int) -> None:
     speed = {ours.name: "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x" for ours, theirs in pairs}
     rows = [(r.name, f"{r.loss:.4f}", f"{r.step_ms:.3f}", speed.get(r.name, "reference")) for r in results]
     print()
-    display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against torch"), rows)
+    display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against peer"), rows)
     pass_ms = statistics.median(r.pass_ms for r in results)
     print("torch's AdamW and Adam have fused=True; the EMA beside it is one foreach operation.")
+    adamp = "the adamp package" if adamp_package() else "a loop (the adamp package is not installed)"
+    print(f"torch has no AdamP and no BertAdam: their peers are {adamp} and a loop as in NVIDIA's BERT training.")
     print(f"Times are medians; the first {skipped} of {steps} steps, where kernels are compiled, do not count.")
     print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
     print(losses_sentence(pairs, steps))
@@ -69,7 +77,7 @@ def report(results: Sequence[Result], steps: int) -> None:
 
 def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    return f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its torch peer's."
+    return f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's."
 
 
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
@@ -84,7 +92,14 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
 
 def speed_sentence(pairs: Sequence[tuple[Result, Result]]) -> str:
     said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
-    return f"The optimizer step, against torch's: {', '.join(said)}."
+    return f"The optimizer step, against its peer's: {', '.join(said)}."
+
+
+def projections_sentence(optimizer: fusedadam.AdamP) -> str:
+    """AdamP takes from an update what would only change a weight's length, where the length does not matter."""
+    ways = Counter(way for param, way in optimizer.projections().items() if param.ndim > 1)
+    said = f"{ways['channel']} by channel, {ways['layer']} as a whole, {ways['none']} not at all"
+    return f"AdamP's last step projected the updates of {ways.total()} matrices: {said}."
 
 
 def _compare(ratio: float) -> str:
@@ -110,7 +125,7 @@ def _processor() -> str:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fusedadam demo",
-        description="Trains a small transformer with these optimizers and with torch's, side by side.",
+        description="Trains a small transformer with these optimizers and with their peers, side by side.",
     )
     parser.add_argument("--steps", type=_steps, help=f"default: {STEPS}, or as many as {SECONDS} seconds allow")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")

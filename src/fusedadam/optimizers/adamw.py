@@ -8,35 +8,34 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import maximum, sqrt
-
-
-def adam_scalars(
-    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar
-) -> dict[str, Any]:
-    return {
-        "decay": 1 - lr * weight_decay,
-        "weight_decay": weight_decay,
-        "beta1c": 1 - beta1,
-        "beta2": beta2,
-        "beta2c": 1 - beta2,
-        "step_size": lr / (1 - beta1**step),
-        "debias2": (1 - beta2**step) ** -0.5,
-        "eps": eps,
-    }
+from fusedadam.words import maximum, sqrt, total
 
 
 # fmt: off
-@rule(scalars=adam_scalars)
+def adam_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar, max_grad_norm: Scalar
+) -> dict[str, Any]:
+    return {
+        "decay": 1 - lr * weight_decay, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
+        "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
+        "step_size": lr / (1 - beta1**step), "debias2": (1 - beta2**step) ** -0.5,
+    }
+
+
+@rule(scalars=adam_scalars, reports=("grad_norm",))
 def adam(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, max_exp_avg_sq: Value, *,
-    decay: Scalar, weight_decay: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar,
-    step_size: Scalar, debias2: Scalar, eps: Scalar, amsgrad: Flag, maximize: Flag, decoupled: Flag,
+    decay: Scalar, weight_decay: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, step_size: Scalar,
+    debias2: Scalar, eps: Scalar, max_grad_norm: Scalar, amsgrad: Flag, maximize: Flag, decoupled: Flag, clipped: Flag,
 ) -> Values:
     if maximize:
         grad = -grad
+    if clipped:
+        grad_norm = sqrt(total(grad * grad))
+        grad = grad * clip_factor(grad_norm, max_grad_norm)
     if decoupled:
         param = param * decay
     else:
@@ -65,6 +64,10 @@ class AdamW(FusedOptimizer):
         eps: added to the denominator
         weight_decay: decoupled weight decay
         amsgrad: divide by the largest second moment so far
+        max_grad_norm: gradients are scaled down, on the way into the update, so that the norm of all of them together
+        is at
+            most this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` itself stays as it is, and
+            ``optimizer.grad_norm`` is what the norm was. A group with None is neither counted nor clipped
         maximize: go up the gradient instead of down
         foreach, fused: accepted and kept; they choose nothing, every step is fused
         capturable: not supported yet
@@ -85,9 +88,9 @@ class AdamW(FusedOptimizer):
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
+        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
         super().__init__(params, locals())
     # fmt: on
@@ -118,8 +121,8 @@ class Adam(AdamW):
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        weight_decay: float = 0, amsgrad: bool = False, *, max_grad_norm: float | None = None, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
         FusedOptimizer.__init__(self, params, locals())

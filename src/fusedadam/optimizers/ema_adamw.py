@@ -10,31 +10,36 @@ import torch
 from torch import Tensor, nn
 
 from fusedadam import checks
+from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params, State
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import minimum, sqrt, where
+from fusedadam.words import minimum, sqrt, total, where
 
 
 # fmt: off
 def ema_adam_scalars(
     step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
-    ema_decay: Scalar, ema_warmup: Scalar, bias_correction: Scalar,
+    ema_decay: Scalar, ema_warmup: Scalar, bias_correction: Scalar, max_grad_norm: Scalar,
 ) -> dict[str, Any]:
     keep = where(ema_warmup > 0, minimum(ema_decay, (1 + step) / (10 + step)), ema_decay)
     return {
         "lr": lr, "eps": eps, "weight_decay": weight_decay,
         "beta1": beta1, "beta1c": 1 - beta1, "debias1": where(bias_correction > 0, 1 / (1 - beta1**step), 1.0),
         "beta2": beta2, "beta2c": 1 - beta2, "debias2": where(bias_correction > 0, 1 / (1 - beta2**step), 1.0),
-        "keep": keep, "keepc": 1 - keep,
+        "keep": keep, "keepc": 1 - keep, "max_grad_norm": max_grad_norm,
     }
 
 
-@rule(scalars=ema_adam_scalars)
+@rule(scalars=ema_adam_scalars, reports=("grad_norm",))
 def ema_adam(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, ema_params: Value, *,
     lr: Scalar, eps: Scalar, weight_decay: Scalar, beta1: Scalar, beta1c: Scalar, debias1: Scalar,
-    beta2: Scalar, beta2c: Scalar, debias2: Scalar, keep: Scalar, keepc: Scalar, decoupled: Flag,
+    beta2: Scalar, beta2c: Scalar, debias2: Scalar, keep: Scalar, keepc: Scalar, max_grad_norm: Scalar,
+    decoupled: Flag, clipped: Flag,
 ) -> Values:
+    if clipped:
+        grad_norm = sqrt(total(grad * grad))
+        grad = grad * clip_factor(grad_norm, max_grad_norm)
     if not decoupled:
         grad = grad + weight_decay * param
     exp_avg = beta1 * exp_avg + beta1c * grad
@@ -63,7 +68,7 @@ class EmaAdamW(FusedOptimizer):
         bias_correction: divide the moments by :math:`1 - \beta^t`
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
             give ``torch.float32`` for low-precision parameters
-        foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+        max_grad_norm, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -81,8 +86,8 @@ class EmaAdamW(FusedOptimizer):
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
-        bias_correction: bool = True, ema_dtype: torch.dtype | None = None, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
         super().__init__(params, locals())

@@ -1,8 +1,9 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
 words.py      the words, loads and stores, for Numba
-kernel.py     the kernel's source
-threading.py  the threads it runs on
+kernel.py     the source of a stage's kernel
+sums.py       the source of the kernels that finish sums
+threading.py  the threads they run on
 """
 
 from __future__ import annotations
@@ -16,39 +17,63 @@ import numpy as np
 import torch
 
 from fusedadam import generated
-from fusedadam.backends.numba import kernel, threading
+from fusedadam.backends.numba import kernel, sums, threading
+from fusedadam.launch import Part
 from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.rule import Special
+from fusedadam.stages import Stage, Sum
 
 CHUNK = 32768
 SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
 BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
 
 
-def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
-    storage = tuple(table.storage.items())
-    plain = _compile(table.special, storage, table.compute, scaled=False)
-    tensor, index = table.chunks(CHUNK)
-    worth_sharing = int(table.sizes.sum()) >= SHARE_FROM
+def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+    stages = {stage.position: _prepare_stage(table, stage) for stage in table.special.stages}
+
+    def runner(position: int) -> Callable[[Sequence[Roles]], None]:
+        visit, combine = stages[position]
+
+        def run(_: Sequence[Roles]) -> None:
+            if table.found_inf is not None and table.found_inf.item() != 0:
+                return
+            visit()
+            if combine is not None:
+                combine()
+
+        return run
+
+    return {position: runner(position) for position in stages}
+
+
+def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
+    visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
+    unfinished = [one for one in stage.sums if not table.is_whole(one)]
+    if not unfinished:
+        return visit, None
+    text = sums.combine(unfinished, table.at, table.storage_of(stage))
+    words = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
+    return visit, _call(_compile(f"sums_{table.special.rule.name}", text), words, table.words)
+
+
+def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
+    """A stage over elements or rows, shared by threads."""
+    steps = np.full_like(table.sizes, CHUNK)
+    if stage.in_segments:  # as the kernel itself has it
+        steps = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
+    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, steps))
+    worth_sharing = int((table.sizes if stage.space == "element" else table.rows).sum()) >= SHARE_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
-    arrays: dict[str, np.ndarray[Any, Any]] = {
-        "addresses": table.addresses,
-        "sizes": table.sizes,
-        "chunk_tensor": tensor,
-        "chunk_index": index,
-    }
-    arrays |= {"rows": table.rows, "counter": counter}
-    numbers = {"tensors": len(table.sizes), "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
+    arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
+    numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
     words = np.array([values[name] for name in kernel.WORDS], dtype=np.int64)
     batch_at, scale_at = kernel.WORDS.index("batch"), kernel.WORDS.index("grad_scale")
+    plain = _compile_stage(table, stage, scaled=False)
 
-    def run(_: Sequence[Roles], _alive: object = arrays) -> None:
-        if table.found_inf is not None and table.found_inf.item() != 0:
-            return
+    def run(_alive: object = arrays) -> None:
         compiled = plain
-        if table.grad_scale is not None:
-            compiled = _compile(table.special, storage, table.compute, scaled=True)
+        if table.grad_scale is not None and "grad" in stage.reads:
+            compiled = _compile_stage(table, stage, scaled=True)
             words.view(np.float64)[scale_at] = table.grad_scale.item()
         threads = torch.get_num_threads() if worth_sharing else 1
         words[batch_at] = 1 + len(tensor) // (threads * BATCHES)
@@ -58,10 +83,39 @@ def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
     return run
 
 
+def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
+    values = {"table": table.words.ctypes.data, "tensors": table.words.shape[1]}
+    words = np.array([values.get(name, 0) for name in kernel.WORDS], dtype=np.int64)
+    return _call(_compile_stage(table, stage, scaled=False), words, table.words)
+
+
+def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
+    """Adds up ``one`` over each list of parts, and gives every part the result."""
+
+    every = [part for own in parts for part in own]
+    terms = np.array([part.table.entry(part.term, part.column) for part in every], dtype=np.int64)
+    results = np.array([part.table.entry(one.name, part.column) for part in every], dtype=np.int64)
+    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    arrays = (terms, results, begins)
+    words = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
+    return _call(_compile("share", sums.share(one.largest)), words, arrays, [part.table.words for part in every])
+
+
+def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
+    def run(_alive: object = alive) -> None:
+        threading.share(function, words.ctypes.data, threads=1)
+
+    return run
+
+
+def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
+    text = kernel.source(table.special.title, stage, table.at, table.storage_of(stage), table.compute_of(stage), scaled)
+    return _compile(table.special.rule.name, text)
+
+
 @functools.cache
-def _compile(special: Special, storage: tuple[tuple[str, str], ...], compute: str, scaled: bool) -> int:
-    text = kernel.source(special, dict(storage), compute, scaled)
-    address: int = generated.load(f"numba_{special.rule.name}", text, made_for()).run.address
+def _compile(title: str, text: str) -> int:
+    address: int = generated.load(f"numba_{title}", text, made_for()).run.address
     return address
 
 

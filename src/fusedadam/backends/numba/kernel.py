@@ -1,61 +1,179 @@
-"""The Numba kernel of a rule, as source text: one loop over chunks, one over elements."""
+"""The Numba kernels of a rule's stages, as source text.
+
+Straight through memory: one loop over chunks, one over elements. Where rows matter or terms are summed: row by row,
+or segment by segment, with the lanes of ``fusedadam.sums`` in memory on the stack, where they stay in the cache.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusedadam.rule import Special
+from fusedadam.stages import Stage
+from fusedadam.sums import LANES, SEGMENT
 
 # What a kernel is handed: the address of these words, one int64 (or the bits of a float64) each.
-WORDS = (
-    "addresses", "sizes", "chunk_tensor", "chunk_index", "rows", "tensors", "chunks", "chunk_size", "batch", "counter",
-    "grad_scale",
-)  # fmt: skip
+WORDS = ("table", "tensors", "chunk_tensor", "chunk_first", "chunks", "chunk_size", "batch", "counter", "grad_scale")
+BLOCK = 1024  # elements of short rows that are handled together
 
 
-def source(special: Special, storage: Mapping[str, str], compute: str, scaled: bool) -> str:
-    """``storage`` names how each role is kept. With ``scaled``, gradients are divided by ``grad_scale``."""
-    pad = " " * 12
-    any_nan = {storage[r] for r in special.inputs} != {"bf16"}
-    loads = [f"{pad}{r} = load_{r}(_at_{r}, _i)" for r in special.inputs]
-    if scaled:
-        loads.append(f"{pad}grad = divide(grad, _grad_scale)")
-    results = ", ".join(f"_new_{r}" for r in special.outputs)
-    results += "," * (len(special.outputs) == 1)
-    arguments = ", ".join([*special.inputs, *special.scalars])
-    stores = [f"{pad}store_{r}(_at_{r}, _i, _new_{r})" for r in special.outputs]
-    per_chunk = [f"        _at_{r} = word(_addresses, {k} * _tensors + _t)" for k, r in enumerate(special.roles)]
-    per_chunk += [f"        {s} = scalar(_rows, {k} * _tensors + _t)" for k, s in enumerate(special.scalars)]
-    lines = [
-        f"# {special.title}: {', '.join(f'{r} {storage[r]}' for r in special.roles)}, computed in {compute}",
+def source(
+    title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool
+) -> str:
+    """``at``: the table's rows; ``storage``: how arrays are kept; ``scaled``: gradients are divided by grad_scale."""
+    return "\n".join([*_head(title, stage, storage, compute), *_body(stage, at, scaled), ""])
+
+
+def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) -> list[str]:
+    any_nan = {storage[r] for r in stage.reads} != {"bf16"}
+    parts = [f"_part_{one.name}" for one in stage.sums]
+    return [
+        f"# {title}, {stage.space}s: {', '.join(f'{r} {storage[r]}' for r in stage.arrays)}, computed in {compute}",
         "from fusedadam.backends.numba.words import *",
         "",
         f'number = NUMBER["{compute}"]',
         f'scalar = load("f64", "{compute}")',
-        *(f'load_{r} = load("{storage[r]}", "{compute}")' for r in special.inputs),
-        *(f'store_{r} = store("{storage[r]}", "{compute}", {any_nan})' for r in special.outputs),
+        f'_new, _get, _put = scratch("{compute}", {BLOCK})',
+        *(f'_load_{r} = load("{storage[r]}", "{compute}")' for r in (*stage.reads, *stage.rows)),
+        *(f'_store_{r} = store("{storage[r]}", "{compute}", {any_nan})' for r in stage.writes),
+        *(
+            f'_stored_{r} = stored("{kept}", "{compute}", {any_nan})'
+            for r, kept in storage.items()
+            if f"_stored_{r}(" in stage.functions[-1]
+        ),
+        *(f'_store{part} = store("{storage[part]}", "{compute}")' for part in parts),
         "",
-        *(f"\n@inline\n{function}\n" for function in special.functions),
+        *(f"\n@inline\n{function}\n" for function in stage.functions),
         "",
         "@kernel(cached)",
-        "def run(table):",
-        *(f"    _{name} = {'scalar' if name == 'grad_scale' else 'word'}(table, {k})" for k, name in enumerate(WORDS)),
+        "def run(_words):",
+        *(f"    _{name} = {'scalar' if name == 'grad_scale' else 'word'}(_words, {k})" for k, name in enumerate(WORDS)),
+    ]
+
+
+def _body(stage: Stage, at: Mapping[str, int], scaled: bool) -> list[str]:
+    def entry(name: str) -> str:
+        return f"(_table, {at[name]} * _tensors + _t)"
+
+    if stage.space == "tensor":
+        return [
+            "    for _t in range(_tensors):",
+            *(f"        {name} = scalar{entry(name)}" for name in stage.reads),
+            f"        {_results(stage)} = update({', '.join(stage.reads)})",
+            *(f"        _store_{name}(_table, {at[name]} * _tensors + _t, _new_{name})" for name in stage.writes),
+        ]
+    addresses = [*stage.arrays, *stage.rows, *(f"_part_{one.name}" for one in stage.sums)]
+    width, pieces, segments = (
+        ("_width", "_pieces", "_segments") if stage.space == "element" else ("_rows", "_row_segments", "_row_segments")
+    )
+    sizes = {"_size": "_size" if stage.space == "element" else "_rows"}
+    if stage.in_segments:
+        sizes = {"_width": width, "_pieces": pieces, "_segments": segments}
+    return [
         "    _next = _end = 0",
+        *(f"    _lanes_{one.name} = _new()" for one in stage.sums),
+        *(f"    _wide_{row} = _new()" for row in stage.rows),
         "    while True:",
         "        if _next == _end:",
         "            _next = take(_counter, _batch)",
         "            _end = min(_next + _batch, _chunks)",
         "            if _next >= _chunks:",
         "                return",
-        "        _t = short(_chunk_tensor, _next)",
-        "        _start = short(_chunk_index, _next) * _chunk_size",
-        "        _stop = min(_start + _chunk_size, word(_sizes, _t))",
+        "        _t, _first = word(_chunk_tensor, _next), word(_chunk_first, _next)",
         "        _next += 1",
-        *per_chunk,
-        "        for _i in range(_start, _stop):",
-        *loads,
-        f"{pad}{results} = update({arguments})",
-        *stores,
-        "",
+        *(f"        _at_{name} = word{entry(name)}" for name in addresses),
+        *(f"        {name} = scalar{entry(name)}" for name in stage.scalars),
+        *(f"        {name} = word{entry(row)}" for name, row in sizes.items()),
+        *_indented(8, _in_segments(stage, scaled) if stage.in_segments else _straight(stage, scaled)),
     ]
-    return "\n".join(lines)
+
+
+def _straight(stage: Stage, scaled: bool) -> list[str]:
+    return [
+        "for _i in range(_first, min(_first + _chunk_size, _size)):",
+        *_indented(4, _visit(stage, scaled)),
+    ]
+
+
+def _in_segments(stage: Stage, scaled: bool) -> list[str]:
+    segment = SEGMENT[stage.space]
+    visit = _visit(stage, scaled)
+    parts = [
+        f"_store_part_{one.name}(_at__part_{one.name}, {{}}, {_fold(one.largest)}(_lanes_{one.name}, {{}}, _get, _put))"
+        for one in stage.sums
+    ]
+    wide_rows = [
+        "_row = _first // _pieces",
+        f"_piece = (_first - _row * _pieces) * {segment}",
+        "_start = _row * _width + _piece",
+        f"_length = min({segment}, _width - _piece)",
+        *(f"{row} = _load_{row}(_at_{row}, _row)" for row in stage.rows),
+    ]
+    if stage.sums:
+        added = [
+            f"_put(_lanes_{one.name}, _j, "
+            + (
+                f"maximum(_get(_lanes_{one.name}, _j), _term_{one.name}))"
+                if one.largest
+                else f"_get(_lanes_{one.name}, _j) + _term_{one.name})"
+            )
+            for one in stage.sums
+        ]
+        wide_rows += [
+            f"for _j in range({LANES}):",
+            *(f"    _put(_lanes_{one.name}, _j, number(0))" for one in stage.sums),
+            f"for _column in range(0, _length, {LANES}):",
+            f"    for _j in range(min({LANES}, _length - _column)):",
+            "        _i = _start + _column + _j",
+            *_indented(8, [*visit, *added]),
+            *(part.format("_first", f"0, {LANES}") for part in parts),
+        ]
+    else:
+        wide_rows += ["for _i in range(_start, _start + _length):", *_indented(4, visit)]
+    return [
+        f"_stop = min(_first + max(1, _chunk_size // min({segment}, _width)), _segments)",
+        f"if _width > {LANES}:",
+        "    while _first < _stop:",
+        *_indented(8, wide_rows),
+        "        _first += 1",
+        "else:",
+        "    while _first < _stop:",
+        f"        _count = min({BLOCK} // _width, _stop - _first)",
+        "        _start = _first * _width",
+        *(line for row in stage.rows for line in (
+            "        for _r in range(_count):",
+            f"            _value = _load_{row}(_at_{row}, _first + _r)",
+            "            for _j in range(_r * _width, (_r + 1) * _width):",
+            f"                _put(_wide_{row}, _j, _value)",
+        )),
+        "        for _j in range(_count * _width):",
+        "            _i = _start + _j",
+        *(f"            {row} = _get(_wide_{row}, _j)" for row in stage.rows),
+        *_indented(12, visit),
+        *(f"            _put(_lanes_{one.name}, _j, _term_{one.name})" for one in stage.sums),
+        *(["        for _r in range(_count):"] if stage.sums else []),
+        *(f"            {part.format('_first + _r', '_r * _width, _width')}" for part in parts),
+        "        _first += _count",
+    ]  # fmt: skip
+
+
+def _visit(stage: Stage, scaled: bool) -> list[str]:
+    """One element: load, update, store."""
+    return [
+        *(f"{r} = _load_{r}(_at_{r}, _i)" for r in stage.reads),
+        *(["grad = divide(grad, _grad_scale)"] if scaled and "grad" in stage.reads else []),
+        f"{_results(stage)} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
+        *(f"_store_{r}(_at_{r}, _i, _new_{r})" for r in stage.writes),
+    ]
+
+
+def _results(stage: Stage) -> str:
+    names = [*(f"_new_{r}" for r in stage.writes), *(f"_term_{one.name}" for one in stage.sums)]
+    return ", ".join(names) + "," * (len(names) == 1)
+
+
+def _fold(largest: bool) -> str:
+    return "fold_largest" if largest else "fold"
+
+
+def _indented(by: int, lines: list[str]) -> list[str]:
+    return [" " * by + line for line in lines]

@@ -15,10 +15,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["NUMBER", "abs", "divide", "inline", "kernel", "load", "maximum", "minimum", "short", "sqrt", "store"]
-__all__ += ["take", "where", "word"]
+__all__ = ["NUMBER", "abs", "divide", "fold", "fold_largest", "inline", "kernel", "load", "maximum", "minimum", "power"]
+__all__ += ["scratch", "sqrt", "store", "stored", "take", "where", "word"]
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -66,6 +67,21 @@ def divide(a: Any, b: Any) -> Any:
     return a / b
 
 
+@inline
+def power(x: Any, y: Any) -> Any:
+    return _like(x, math.pow(np.float64(x), np.float64(y)))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _like(context: Any, x: Any, value: Any) -> Any:
+    """``value``, a float64, in the dtype of ``x``."""
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return args[1] if x == types.float64 else b.fptrunc(args[1], FLOAT)
+
+    return x(x, types.float64), emit
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def take(context: Any, counter: Any, amount: Any) -> Any:
     """Adds to the int64 at an address, atomically, and gives what was there: how threads share out chunks."""
@@ -76,21 +92,71 @@ def take(context: Any, counter: Any, amount: Any) -> Any:
     return types.int64(types.int64, types.int64), emit
 
 
-def _reader(memory: Any) -> Any:
-    """``read(address, index)``: the integer at ``index`` of the memory at ``address``."""
+@intrinsic  # type: ignore[untyped-decorator]
+def word(context: Any, address: Any, index: Any) -> Any:
+    """The int64 at ``index`` of the memory at ``address``."""
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load(b.gep(b.inttoptr(args[0], I64.as_pointer()), [args[1]]))
+
+    return types.int64(types.int64, types.int64), emit
+
+
+def scratch(compute: str, length: int) -> Any:
+    """Three functions: ``new()`` gives memory on the stack, which nothing else overlaps; ``get`` and ``put`` use it."""
+    kind, pointer = COMPUTE[compute], types.CPointer(COMPUTE[compute])
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def read(context: Any, address: Any, index: Any) -> Any:
+    def new(context: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            value = b.load(b.gep(b.inttoptr(args[0], memory.as_pointer()), [args[1]]))
-            return value if memory is I64 else b.sext(value, I64)
+            # aligned for vectors, and of a length that keeps two of them from sharing the sets of a cache
+            array = cgutils.alloca_once(b, ir.ArrayType(MEMORY[compute], length + 16))
+            array.align = 64
+            return b.bitcast(array, MEMORY[compute].as_pointer())
 
-        return types.int64(types.int64, types.int64), emit
+        return pointer(), emit
 
-    return read
+    @intrinsic  # type: ignore[untyped-decorator]
+    def get(context: Any, array: Any, index: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return b.load(b.gep(args[0], [args[1]]))
+
+        return kind(pointer, types.int64), emit
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def put(context: Any, array: Any, index: Any, value: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            b.store(args[2], b.gep(args[0], [args[1]]))
+            return context.get_dummy_value()
+
+        return types.void(pointer, types.int64, kind), emit
+
+    return new, get, put
 
 
-word, short = _reader(I64), _reader(I32)
+def _folder(combine: Any) -> Any:
+    """``fold(array, first, count, get, put)``: neighbours in pairs, and so on until one is left; see fusedadam.sums."""
+
+    @inline
+    def fold(array: Any, first: Any, count: Any, get: Any, put: Any) -> Any:
+        while count > 1:
+            half = count // 2
+            for j in range(half):
+                put(array, first + j, combine(get(array, first + 2 * j), get(array, first + 2 * j + 1)))
+            if count % 2:
+                put(array, first + half, get(array, first + count - 1))
+            count = half + count % 2
+        return get(array, first)
+
+    return fold
+
+
+@inline
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+fold, fold_largest = _folder(_add), _folder(maximum)
 
 
 def load(storage: str, compute: str) -> Any:
@@ -122,6 +188,19 @@ def store(storage: str, compute: str, any_nan: bool = True) -> Any:
         return types.void(types.int64, types.int64, COMPUTE[compute]), emit
 
     return store_value
+
+
+def stored(storage: str, compute: str, any_nan: bool = True) -> Any:
+    """``stored(value)``: what comes back when it is stored and loaded."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def round_trip(context: Any, value: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return _widen(b, _narrow(b, args[0], storage, compute, any_nan), storage, compute)
+
+        return COMPUTE[compute](COMPUTE[compute]), emit
+
+    return round_trip
 
 
 def _element(b: Any, storage: str, address: Any, index: Any) -> Any:

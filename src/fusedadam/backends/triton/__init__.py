@@ -1,7 +1,8 @@
-"""The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch for all tensors.
+"""The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch a stage for all tensors.
 
 words.py    the words for Triton
-kernel.py   the kernel's source
+kernel.py   the source of a stage's kernel
+sums.py     the kernels that finish sums
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
 """
@@ -15,11 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import triton.language as tl
+from torch import Tensor
 
 from fusedadam import generated
-from fusedadam.backends.triton import kernel, words
+from fusedadam.backends.triton import kernel, sums, words
+from fusedadam.launch import Part
 from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.rule import Special
+from fusedadam.stages import Stage, Sum
+from fusedadam.sums import LANES, UPPER_LANES
 
 
 class Tile(NamedTuple):
@@ -30,68 +35,172 @@ class Tile(NamedTuple):
     warps: int
 
 
+class RowTile(NamedTuple):
+    """Segments of rows handled side by side, lanes of each, and warps that handle them."""
+
+    rows: int
+    lanes: int
+    warps: int
+
+
 # Of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square root are
 # correctly rounded), and want fewer elements a thread.
 WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
+# By the longest row that each serves. A row to a warp: its lanes are then added without shared memory.
+ROW_TILES = {16: RowTile(64, 16, 4), 128: RowTile(8, 128, 4), None: RowTile(1, LANES, 1)}
+TENSORS = 128  # of a tensor stage, handled at a time
+
+Run = Callable[[], None]
 
 
-def prepare(table: LaunchTable) -> Callable[[Sequence[Roles]], None]:
-    special, storage = table.special, tuple(table.storage.items())
-    device, tensors = table.device, len(table.sizes)
-    tile = NARROW if set(table.storage.values()) <= {"f16", "bf16"} else WIDE
-    options = {"num_warps": tile.warps, "enable_fp_fusion": False}
-    tensor, index = (torch.from_numpy(a).to(device) for a in table.chunks(tile.chunk))
-    sizes = torch.from_numpy(table.sizes).to(device)
-    # rows first, then addresses: a step whose tensors have not moved sends the rows alone
-    sent = torch.zeros(table.rows.size + table.addresses.size, dtype=torch.int64, device=device)
-    row_words = sent[: table.rows.size]
-    rows, addresses = row_words.view(torch.float64), sent[table.rows.size :]
+def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+    runs = {
+        stage.position: [*_stage(table, stage), *_combine(table, [s for s in stage.sums if not table.is_whole(s)])]
+        for stage in table.special.stages
+    }
 
-    def send() -> None:
-        target = sent if table.moved else row_words
-        host = torch.empty(len(target), dtype=torch.int64, pin_memory=device.type != "cpu")
-        view = host.numpy()
-        view[: table.rows.size] = table.rows.view(np.int64).ravel()
-        if table.moved:
-            view[table.rows.size :] = table.addresses.ravel()
-        target.copy_(host, non_blocking=True)
-        table.moved = False
+    def runner(own: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
+        def run(_: Sequence[Roles]) -> None:
+            with _current(table.device):
+                for launch in own:
+                    launch()
 
-    no_scale, no_inf = torch.ones(1, device=device), torch.zeros(1, device=device)
+        return run
+
+    return {position: runner(own) for position, own in runs.items()}
+
+
+def _stage(table: LaunchTable, stage: Stage) -> list[Run]:
+    tensors = table.words.shape[1]
+    if stage.space == "tensor":
+        nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
+        return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
+    if not stage.in_segments:
+        tile = NARROW if set(table.storage.values()) <= {"f16", "bf16"} and stage.space == "element" else WIDE
+        tensor, first = table.chunks(stage, np.full(tensors, tile.chunk))
+        return [_launch(table, stage, *_sent(table, tensor, first), len(tensor), (tile.chunk, tile.block), tile.warps)]
+    launches = []
+    widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
+    done = np.zeros(tensors, dtype=bool)
+    for longest, row_tile in ROW_TILES.items():
+        mine = ~done & (widths <= (longest or widths.max(initial=0)))
+        done |= mine
+        tensor, first = table.chunks(stage, np.full(tensors, row_tile.rows), only=mine)
+        if len(tensor):
+            shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes))
+            launches.append(_launch(table, stage, *_sent(table, tensor, first), len(tensor), shape, row_tile.warps))
+    return launches
+
+
+def _launch(
+    table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
+) -> Run:
+    if not programs:
+        return lambda: None
+    common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
+    no_scale, no_inf = torch.ones(1, device=table.device), torch.zeros(1, device=table.device)
 
     def arguments() -> tuple[Any, ...]:
         scale = no_scale if table.grad_scale is None else table.grad_scale
         inf = no_inf if table.found_inf is None else table.found_inf
-        return (addresses, sizes, tensor, index, rows, tensors, scale, inf, tile.chunk, tile.block)
+        return (*common, scale, inf, *shape)
 
-    grid = (len(tensor), 1, 1)
-    plain = _compile(special, storage, table.compute, scaled=False)
-    if words.INTERPRETED:
-        ready = plain[grid]
-    else:
-        # compiled now, so that a compiler's complaint comes before anything is written; and kept, so that a
-        # launch need not look at its arguments anew
-        with _current(device):
-            ready = plain.warmup(*arguments(), grid=grid, **options)[grid]
-    fixed = arguments()
+    def compiled(scaled: bool) -> Any:
+        storage, compute = table.storage_of(stage), table.compute_of(stage)
+        text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, words.INTERPRETED)
+        return _compile(table.special.rule.name, text)
 
-    def run(_: Sequence[Roles]) -> None:
-        if not len(tensor):
-            return
-        with _current(device):
-            send()
-            if table.grad_scale is None and table.found_inf is None:
-                ready(*fixed)
-            else:
-                _compile(special, storage, table.compute, scaled=True)[grid](*arguments(), **options)
+    plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
+
+    def run() -> None:
+        if table.grad_scale is None and table.found_inf is None:
+            plain()
+        else:
+            _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)()
 
     return run
 
 
+def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
+    """A launch for each kind of sum: segments into rows, segments into tensors."""
+    launches = []
+    for kind in dict.fromkeys((one.over, one.largest) for one in unfinished):
+        own = [one for one in unfinished if (one.over, one.largest) == kind]
+        over, largest = kind
+        rows = [(table.at[f"_part_{one.name}"], table.at[one.name]) for one in own]
+        plan = torch.tensor(rows, dtype=torch.int64).to(table.device)
+        element = own[0].of == "element"
+        dtype = tl.float32 if element and table.compute == "f32" else tl.float64
+        tensors = table.words.shape[1]
+        if over == "row":
+            lanes = _lanes(int(table.pieces.max()))
+            tensor, first = _sent(table, *table.split(table.rows, np.full(tensors, UPPER_LANES // lanes)))
+            shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
+            arguments: tuple[Any, ...] = (table.on_device, tensors, plan, tensor, first, table.at["_rows"])
+            arguments += (table.at["_pieces"], *shape)
+            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(own), 1), arguments, 4))
+        else:
+            lanes = _lanes(int(table.segments[own[0].of].max()))
+            count = table.at["_segments" if element else "_row_segments"]
+            numbers = table.on_device.view(torch.float64)
+            arguments = (table.on_device, numbers, tensors, plan, count, dtype, lanes, _log(lanes), largest)
+            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(own), 1), arguments, 4))
+    return launches
+
+
+def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Run:
+    """Adds up ``one`` over each list of parts, and gives every part the result."""
+    device = parts[0][0].table.device
+    every = [part for own in parts for part in own]
+    terms = torch.tensor([part.table.entry(part.term, part.column) for part in every]).to(device)
+    results = torch.tensor([part.table.entry(one.name, part.column) for part in every]).to(device)
+    begins = torch.from_numpy(np.cumsum([0, *map(len, parts)], dtype=np.int64)).to(device)
+    lanes = _lanes(max(map(len, parts)))
+    arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
+    ready = _ready(device, sums.share, (len(parts), 1, 1), arguments, 4)
+
+    def run() -> None:
+        with _current(device):
+            ready()
+
+    return run
+
+
+def _ready(
+    device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
+) -> Run:
+    """The launch of a kernel, compiled.
+
+    Now, so that a compiler's complaint comes before anything is written; and kept, so that a launch need not look at
+    its arguments anew.
+    """
+    if not grid[0]:
+        return lambda: None
+    if words.INTERPRETED:
+        ready = function[grid]
+    else:
+        with _current(device):
+            ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
+    return functools.partial(ready, *arguments)
+
+
+def _sent(table: LaunchTable, *arrays: Any) -> tuple[Tensor, Tensor]:
+    first, second = (torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)).to(table.device) for a in arrays)
+    return first, second
+
+
+def _lanes(count: int) -> int:
+    """As few as hold all terms, if there are fewer than the definition's; at least one."""
+    return int(min(UPPER_LANES, 1 << max(0, count - 1).bit_length()))
+
+
+def _log(lanes: int) -> int:
+    return lanes.bit_length() - 1
+
+
 @functools.cache
-def _compile(special: Special, storage: tuple[tuple[str, str], ...], compute: str, scaled: bool) -> Any:
-    text = kernel.source(special, dict(storage), compute, scaled, words.INTERPRETED)
-    return generated.load(f"triton_{special.rule.name}", text, made_for="").run
+def _compile(title: str, text: str) -> Any:
+    return generated.load(f"triton_{title}", text, made_for="").run
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -1,93 +1,199 @@
-"""The Triton kernel of a rule, as source text: one program a chunk, for all tensors of a launch.
+"""The Triton kernels of a rule's stages, as source text: one program a chunk, for all tensors of a launch.
 
 A chunk that is full and whose tensors are aligned takes the plain path, whose loads and stores the compiler makes
-16 bytes wide; every other chunk takes the masked one.
+16 bytes wide; every other chunk takes the masked one. Where rows matter or terms are summed, a chunk is some segments
+of rows, side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusedadam.rule import Special
+from fusedadam.stages import Stage
+from fusedadam.sums import SEGMENT
 
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
+ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"
 
 
-def source(special: Special, storage: Mapping[str, str], compute: str, scaled: bool, interpreted: bool) -> str:
-    """``storage`` names how each role is kept. With ``scaled``, ``grad_scale`` and ``found_inf`` are obeyed."""
-    suffix = "64" if compute == "f64" else ""
-    words = ["abs", "float_to_bf16", "maximum", "minimum", "round_to_odd", "where"]
-    words += [f"{word}{suffix} as {word}" for word in ("divide", "number", "sqrt")]
-    per_chunk = [f"    _at_{r} = tl.load(addresses + {k} * tensors + _t)" for k, r in enumerate(special.roles)]
-    per_chunk += [
-        f"    {s} = tl.load(rows + {k} * tensors + _t).to({TYPES[compute]})" for k, s in enumerate(special.scalars)
-    ]
-    stop_at_inf = [
-        "    if tl.load(found_inf) != 0:",
-        "        return",
-        f"    _scale = tl.load(grad_scale).to({TYPES[compute]})",
-    ]
-    lines = [
-        f"# {special.title}: {', '.join(f'{r} {storage[r]}' for r in special.roles)}, computed in {compute}",
-        "import triton",
-        "import triton.language as tl",
-        f"from fusedadam.backends.triton.words import {', '.join(words)}",
-        "",
-        *(f"\n@triton.jit\n{function}\n" for function in special.functions),
-        "",
-        '@triton.jit(do_not_specialize=["tensors"])',
-        "def run(",
-        "    addresses, sizes, chunk_tensor, chunk_index, rows, tensors, grad_scale, found_inf,",
-        "    CHUNK: tl.constexpr, BLOCK: tl.constexpr,",
-        "):",
-        *(stop_at_inf if scaled else []),
-        "    _chunk = tl.program_id(0)",
-        "    _t = tl.load(chunk_tensor + _chunk)",
-        "    _start = tl.load(chunk_index + _chunk).to(tl.int64) * CHUNK",
-        "    _size = tl.load(sizes + _t)",
-        *per_chunk,
-        f"    _together = {' | '.join(f'_at_{r}' for r in special.roles)}",
-        "    if (_start + CHUNK <= _size) & (_together % 16 == 0):",
-        *_loop(special, storage, compute, scaled, interpreted, masked=False),
-        "    else:",
-        *_loop(special, storage, compute, scaled, interpreted, masked=True),
-        "",
-    ]
-    return "\n".join(lines)
+def source(
+    title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
+    interpreted: bool
+) -> str:  # fmt: skip
+    """``at``: the table's rows; ``storage``: how arrays are kept; ``scaled``: AMP's scale and infinities are obeyed."""
+    writer = _Writer(stage, at, storage, compute, scaled and stage.space == "element", interpreted)
+    body = writer.tensors() if stage.space == "tensor" else writer.arrays()
+    return "\n".join([*writer.head(title), *(f"    {line}" for line in body), ""])
 
 
-def _loop(
-    special: Special, storage: Mapping[str, str], compute: str, scaled: bool, interpreted: bool, masked: bool
-) -> list[str]:
-    def pointer(role: str) -> str:
-        raw = f"_at_{role}.to(tl.pointer_type({TYPES[storage[role]]}))"
-        return raw if masked else f"tl.multiple_of({raw}, 16)"
+class _Writer:
+    def __init__(
+        self, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
+        interpreted: bool
+    ) -> None:  # fmt: skip
+        self.stage, self.at, self.storage, self.compute = stage, at, storage, compute
+        self.scaled, self.interpreted = scaled, interpreted
+        self.parts = [f"_part_{one.name}" for one in stage.sums]
 
-    mask = ", mask=_live" if masked else ""
-    outputs = ", ".join(f"_new_{r}" for r in special.outputs) + ("," if len(special.outputs) == 1 else "")
-    inner = [
-        "_i = _start + _offset + tl.arange(0, BLOCK)"
-        if masked
-        else "_i = tl.multiple_of(_start + _offset, BLOCK) + tl.arange(0, BLOCK)",
-        *(["_live = _i < _size"] if masked else []),
-        *(f"{r} = tl.load(_to_{r} + _i{mask}).to({TYPES[compute]})" for r in special.inputs),
-        *(["grad = divide(grad, _scale)"] if scaled else []),
-        f"{outputs} = update({', '.join([*special.inputs, *special.scalars])})",
-        *(
-            f"tl.store(_to_{r} + _i, {_rounded(f'_new_{r}', storage[r], compute, interpreted)}{mask})"
-            for r in special.outputs
-        ),
-    ]
-    return [
-        *(f"        _to_{r} = {pointer(r)}" for r in special.roles),
-        "        for _offset in range(0, CHUNK, BLOCK):",
-        *(f"            {line}" for line in inner),
-    ]
+    def head(self, title: str) -> list[str]:
+        suffix = "64" if self.compute == "f64" else ""
+        words = ["abs", "float_to_bf16", "fold", "maximum", "minimum", "power", "round_to_odd", "where"]
+        words += [f"{word}{suffix} as {word}" for word in ("divide", "number", "sqrt")]
+        shapes = (
+            "BLOCK"
+            if self.stage.space == "tensor"
+            else "ROWS, LANES, LOG"
+            if self.stage.in_segments
+            else "CHUNK, BLOCK"
+        )
+        kept = ", ".join(f"{r} {self.storage[r]}" for r in self.stage.arrays)
+        rounded = [r for r in self.storage if f"_stored_{r}(" in self.stage.functions[-1]]
+        return [
+            f"# {title}, {self.stage.space}s: {kept}, computed in {self.compute}",
+            "import triton",
+            "import triton.language as tl",
+            f"from fusedadam.backends.triton.words import {', '.join(words)}",
+            "",
+            *(f"\n@triton.jit\ndef _stored_{r}(x):\n    return {self.round_trip(r)}\n" for r in rounded),
+            *(f"\n@triton.jit\n{function}\n" for function in self.stage.functions),
+            "",
+            '@triton.jit(do_not_specialize=["tensors"])',
+            f"def run({ARGUMENTS}, {', '.join(f'{name}: tl.constexpr' for name in shapes.split(', '))}):",
+        ]
+
+    def entry(self, name: str, words: str = "table") -> str:
+        return f"tl.load({words} + {self.at[name]} * tensors + _t)"
+
+    def tensors(self) -> list[str]:
+        places = {name: f"numbers + {self.at[name]} * tensors + _t" for name in self.stage.arrays}
+        return [
+            "_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+            "_live = _t < tensors",
+            *(f"{name} = tl.load({places[name]}, mask=_live, other=0)" for name in self.stage.reads),
+            f"{self.results()} = update({', '.join(self.stage.reads)})",
+            *(f"tl.store({places[name]}, _new_{name}, mask=_live)" for name in self.stage.writes),
+        ]
+
+    def arrays(self) -> list[str]:
+        stage = self.stage
+        stop_at_inf = [
+            "if tl.load(found_inf) != 0:",
+            "    return",
+            f"_scale = tl.load(grad_scale).to({TYPES[self.compute]})",
+        ]
+        # backwards, if this is not the first visit: what was visited last is still in the cache
+        chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position else "tl.program_id(0)"
+        return [
+            *(stop_at_inf if self.scaled else []),
+            f"_chunk = {chunk}",
+            "_t = tl.load(chunk_tensor + _chunk)",
+            "_first = tl.load(chunk_first + _chunk)",
+            *(f"_at_{name} = {self.entry(name)}" for name in (*stage.arrays, *stage.rows, *self.parts)),
+            *(f"{s} = {self.entry(s, 'numbers')}.to({TYPES[self.compute]})" for s in stage.scalars),
+            f"_together = {' | '.join(f'_at_{r}' for r in stage.arrays)}",
+            *(self.segments() if stage.in_segments else self.straight()),
+        ]
+
+    def straight(self) -> list[str]:
+        loop = "for _offset in range(0, CHUNK, BLOCK):"
+        return [
+            f"_size = {self.entry('_size' if self.stage.space == 'element' else '_rows')}",
+            "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
+            *_indented(4, [*self.pointers(aligned=True), loop]),
+            "        _i = tl.multiple_of(_first + _offset, BLOCK) + tl.arange(0, BLOCK)",
+            *_indented(8, self.visit(mask="")),
+            "else:",
+            *_indented(4, [*self.pointers(aligned=False), loop]),
+            "        _i = _first + _offset + tl.arange(0, BLOCK)",
+            "        _live = _i < _size",
+            *_indented(8, self.visit(mask=", mask=_live")),
+        ]
+
+    def segments(self) -> list[str]:
+        stage, kind, size = self.stage, TYPES[self.compute], SEGMENT[self.stage.space]
+        elements = stage.space == "element"
+        geometry = ("_width", "_pieces", "_segments") if elements else ("_rows", "_row_segments", "_row_segments")
+        loop = "for _column in range(0, _longest, LANES):"
+        lanes = [
+            f"_lanes_{one.name} = "
+            + (f"maximum(_lanes_{one.name}, {{0}})" if one.largest else f"_lanes_{one.name} + {{0}}").format(
+                f"_term_{one.name}"
+            )
+            for one in stage.sums
+        ]
+        return [
+            *(
+                f"{name} = {self.entry(row)}"
+                for name, row in zip(("_width", "_pieces", "_segments"), geometry, strict=True)
+            ),
+            "_k = _first + tl.arange(0, ROWS)",
+            "_live_row = _k < _segments",
+            "_row = _k // _pieces",
+            f"_piece = (_k - _row * _pieces) * {size}",
+            "_start = _row * _width + _piece",
+            f"_length = tl.where(_live_row, tl.minimum(_width - _piece, {size}), 0)",
+            f"_longest = tl.minimum(_width, {size})",
+            "if ROWS == 1:",
+            f"    _longest = tl.minimum(_width - (_first % _pieces) * {size}, {size})",
+            *(
+                f"{r} = tl.load(_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]})) + _row, mask=_live_row, other=0)"
+                f".to({kind})[:, None]"
+                for r in stage.rows
+            ),
+            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {kind})" for one in stage.sums),
+            "_full = (_longest % LANES == 0) & (_first + ROWS <= _segments)",
+            "_full = _full & (_width % 16 == 0) & (_together % 16 == 0)",
+            "if ROWS > 1:",
+            "    _full = _full & (_pieces == 1)",
+            "if _full:",
+            *_indented(4, [*self.pointers(aligned=True), "_start = tl.multiple_of(_start, 16)", loop]),
+            "        _i = _start[:, None] + tl.multiple_of(_column, LANES) + tl.arange(0, LANES)[None, :]",
+            *_indented(8, [*self.visit(mask=""), *lanes]),
+            "else:",
+            *_indented(4, [*self.pointers(aligned=False), loop]),
+            "        _j = _column + tl.arange(0, LANES)[None, :]",
+            "        _i = _start[:, None] + _j",
+            "        _live = _j < _length[:, None]",
+            *_indented(8, self.visit(mask=", mask=_live")),
+            *(f"        _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
+            *_indented(8, lanes),
+            *(
+                f"tl.store(_at__part_{one.name}.to(tl.pointer_type({kind})) + _k, "
+                f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
+                for one in stage.sums
+            ),
+        ]
+
+    def pointers(self, aligned: bool) -> list[str]:
+        plain = {r: f"_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]}))" for r in self.stage.arrays}
+        return [f"_to_{r} = tl.multiple_of({raw}, 16)" if aligned else f"_to_{r} = {raw}" for r, raw in plain.items()]
+
+    def visit(self, mask: str) -> list[str]:
+        """A block of elements: load, update, store."""
+        stage = self.stage
+        other = ", other=0" if mask and stage.sums else ""
+        return [
+            *(f"{r} = tl.load(_to_{r} + _i{mask}{other}).to({TYPES[self.compute]})" for r in stage.reads),
+            *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
+            f"{self.results()} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
+            *(f"tl.store(_to_{r} + _i, {self.rounded(f'_new_{r}', r)}{mask})" for r in stage.writes),
+        ]
+
+    def results(self) -> str:
+        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
+        return ", ".join(names) + "," * (len(names) == 1)
+
+    def rounded(self, value: str, name: str) -> str:
+        storage = self.storage[name]
+        if storage in ("f16", "bf16") and self.compute == "f64":
+            value = f"round_to_odd({value})"
+        if storage == "bf16" and self.interpreted:
+            return f"float_to_bf16({value})"
+        return f"{value}.to({TYPES[storage]})"
+
+    def round_trip(self, role: str) -> str:
+        return f"{self.rounded('x', role)}.to({TYPES[self.compute]})"
 
 
-def _rounded(value: str, storage: str, compute: str, interpreted: bool) -> str:
-    if storage in ("f16", "bf16") and compute == "f64":
-        value = f"round_to_odd({value})"
-    if storage == "bf16" and interpreted:
-        return f"float_to_bf16({value})"
-    return f"{value}.to({TYPES[storage]})"
+def _indented(by: int, lines: list[str]) -> list[str]:
+    return [" " * by + line for line in lines]

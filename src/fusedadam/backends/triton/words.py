@@ -61,6 +61,29 @@ def where(condition, a, b):
 
 
 @triton.jit
+def power(x, y):
+    # libdevice's own does not run under the interpreter
+    return tl.exp2(y.to(tl.float64) * tl.log2(x.to(tl.float64))).to(x.dtype)
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def fold(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr):
+    """Neighbours in pairs, and so on until one is left; see fusedadam.sums. A reduction over two has no order."""
+    for k in tl.static_range(LOG):
+        pairs = tl.reshape(lanes, (ROWS, LANES >> (k + 1), 2))
+        if LARGEST:
+            lanes = tl.reduce(pairs, 2, maximum)
+        else:
+            lanes = tl.reduce(pairs, 2, _add)
+    return tl.reshape(lanes, (ROWS,))
+
+
+@triton.jit
 def float_to_bf16(x):
     # by integers, to nearest even: the interpreter's own conversion truncates
     bits = x.to(tl.uint32, bitcast=True)

@@ -1,0 +1,103 @@
+"""What ours are measured against: called with parameters and options, each gives an object with ``step()``.
+
+Tables show them by their names. The loops are those of the demo, and are tested with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import fusedadam
+from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma, adamp_package
+from fusedadam.optimizer import FusedOptimizer
+from fusedadam.rule import Value, Values, rule
+
+__all__ = [
+    "BertAdamLoop",
+    "Missing",
+    "TorchAdamWWithEma",
+    "adamp",
+    "clip_then_fused",
+    "our_clip_grad_norm_",
+    "same_bytes_no_mathematics",
+    "torch_clip_grad_norm_",
+    "torch_fused",
+]
+
+Params = list[torch.nn.Parameter]
+
+
+class Missing(Exception):
+    """A peer that cannot be measured here; the message says why."""
+
+
+def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, fused=True, **options)
+
+
+def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:
+    """AdamP as its authors published it."""
+    package = adamp_package()
+    if package is None:
+        raise Missing("adamp is not installed")
+    made: torch.optim.Optimizer = package(params, **options)
+    return made
+
+
+class ClipThenFused:
+    """Clipping by the global norm as most people do it: torch's clip_grad_norm_, then torch's fused AdamW."""
+
+    def __init__(self, params: Params, max_grad_norm: float, **options: Any) -> None:
+        self.params, self.max_grad_norm = params, max_grad_norm
+        self.optimizer = torch_fused(params, **options)
+
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.params, self.max_grad_norm)
+        self.optimizer.step()
+
+
+def clip_then_fused(params: Params, **options: Any) -> ClipThenFused:
+    return ClipThenFused(params, **options)
+
+
+class Clipping:
+    """Clipping alone. The limit falls from call to call, so that there is something to clip each time."""
+
+    def __init__(self, clip: Callable[[Params, float], object], params: Params) -> None:
+        self.clip, self.params, self.max_norm = clip, params, 1.0
+
+    def step(self) -> None:
+        self.clip(self.params, self.max_norm)
+        self.max_norm *= 0.999
+
+
+def our_clip_grad_norm_(params: Params) -> Clipping:
+    return Clipping(fusedadam.clip_grad_norm_, params)
+
+
+def torch_clip_grad_norm_(params: Params) -> Clipping:
+    return Clipping(torch.nn.utils.clip_grad_norm_, params)
+
+
+@rule(scalars=lambda step: {})
+def no_mathematics(param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value) -> Values:
+    """Reads and writes what AdamW reads and writes."""
+    before = param
+    param = exp_avg + grad
+    exp_avg = exp_avg_sq
+    exp_avg_sq = before
+    return param, exp_avg, exp_avg_sq
+
+
+class NoMathematics(FusedOptimizer):
+    rule = no_mathematics
+
+    def __init__(self, params: Params, lr: float = 0, weight_decay: float = 0) -> None:
+        super().__init__(params, locals())
+
+
+def same_bytes_no_mathematics(params: Params) -> NoMathematics:
+    return NoMathematics(params)

@@ -1,0 +1,84 @@
+"""The Triton kernels that finish sums: segments into rows and tensors, and tensors into sums over several of them.
+
+All of them add in the order of ``fusedadam.sums``. ``LANES`` may be fewer than its ``UPPER_LANES`` where there are
+fewer terms.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fusedadam.backends.triton.words import fold, maximum
+
+
+@triton.jit
+def added(lanes, terms, LARGEST: tl.constexpr):
+    if LARGEST:
+        result = maximum(lanes, terms)
+    else:
+        result = lanes + terms
+    return result
+
+
+@triton.jit(do_not_specialize=["tensors", "count_row"])
+def combine_tensors(
+    table,
+    numbers,
+    tensors,
+    sums,
+    count_row,
+    KIND: tl.constexpr,
+    LANES: tl.constexpr,
+    LOG: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """One program a tensor and sum; ``sums`` has for each the rows of its segments' addresses and of its result."""
+    t = tl.program_id(0)
+    one = tl.program_id(1)
+    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
+    count = tl.load(table + count_row * tensors + t)
+    lanes = tl.zeros((1, LANES), tl.float64)
+    for begin in range(0, count, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        lanes = added(lanes, tl.load(segments + k, mask=k < count, other=0).to(tl.float64), LARGEST)
+    result = numbers + tl.load(sums + 2 * one + 1) * tensors + t
+    tl.store(result + tl.arange(0, 1), fold(lanes, 1, LANES, LOG, LARGEST))
+
+
+@triton.jit(do_not_specialize=["tensors", "rows_row", "pieces_row"])
+def combine_rows(
+    table, tensors, sums, chunk_tensor, chunk_first, rows_row, pieces_row,
+    KIND: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """One program for some rows of a tensor, and a sum."""
+    t = tl.load(chunk_tensor + tl.program_id(0))
+    one = tl.program_id(1)
+    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
+    results = tl.load(table + tl.load(sums + 2 * one + 1) * tensors + t).to(tl.pointer_type(KIND))
+    count = tl.load(table + pieces_row * tensors + t)
+    row = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, ROWS)
+    live = row < tl.load(table + rows_row * tensors + t)
+    lanes = tl.zeros((ROWS, LANES), tl.float64)
+    for begin in range(0, count, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        terms = tl.load(segments + row[:, None] * count + k, mask=live[:, None] & (k < count), other=0)
+        lanes = added(lanes, terms.to(tl.float64), LARGEST)
+    tl.store(results + row, fold(lanes, ROWS, LANES, LOG, LARGEST).to(KIND), mask=live)
+
+
+@triton.jit
+def share(terms, results, begins, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr):
+    """One program a sum: ``terms`` are the addresses of what is added, ``results`` of where the sum goes."""
+    first = tl.load(begins + tl.program_id(0))
+    end = tl.load(begins + tl.program_id(0) + 1)
+    lanes = tl.zeros((1, LANES), tl.float64)
+    for begin in range(first, end, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        at = tl.load(terms + k, mask=k < end, other=0).to(tl.pointer_type(tl.float64))
+        lanes = added(lanes, tl.load(at, mask=k < end, other=0), LARGEST)
+    result = fold(lanes, 1, LANES, LOG, LARGEST)[:, None]
+    for begin in range(first, end, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        at = tl.load(results + k, mask=k < end, other=0).to(tl.pointer_type(tl.float64))
+        tl.store(at, tl.broadcast_to(result, (1, LANES)), mask=k < end)

@@ -1,0 +1,150 @@
+"""What ours are compared with where torch has no such optimizer: written plainly, as people write them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EMA_DECAY = 0.9999
+
+
+class TorchAdamWWithEma(torch.optim.AdamW):
+    """What EmaAdamW does in one pass, by torch's own means: the fused AdamW, then an average by foreach operations."""
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, fused=True, **options)
+        self.params: list[Tensor] = [p.detach() for group in self.param_groups for p in group["params"]]
+        self.ema_params = [p.clone() for p in self.params]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.steps += 1
+        keep = min(EMA_DECAY, (1 + self.steps) / (10 + self.steps))  # the warm-up that EmaAdamW has by default
+        torch._foreach_lerp_(self.ema_params, self.params, 1 - keep)
+
+    @contextlib.contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        trained = [p.clone() for p in self.params]
+        torch._foreach_copy_(self.params, self.ema_params)
+        yield
+        torch._foreach_copy_(self.params, trained)
+
+
+class Loop(torch.optim.Optimizer):
+    """One parameter after the other, each by a dozen torch operations: most optimizers outside torch are such."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    if not state:
+                        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+                    self.update(param, param.grad, state, group)
+                    state["step"] += 1
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class BertAdamLoop(Loop):
+    """BertAdam with the operations that NVIDIA's BERT training has: clipped by each parameter's own norm, in place."""
+
+    # fmt: off
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float = 1e-3, warmup: float = 0.0, t_total: int = -1,
+        b1: float = 0.9, b2: float = 0.999, e: float = 1e-6, weight_decay: float = 0.01, max_grad_norm: float = 1.0,
+    ) -> None:
+        defaults = {
+            "lr": lr, "warmup": warmup, "t_total": t_total, "b1": b1, "b2": b2, "e": e,
+            "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
+        }
+        super().__init__(params, defaults)
+    # fmt: on
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        b1, b2, exp_avg, exp_avg_sq = group["b1"], group["b2"], state["exp_avg"], state["exp_avg_sq"]
+        if group["max_grad_norm"] > 0:
+            nn.utils.clip_grad_norm_(param, group["max_grad_norm"])
+        exp_avg.mul_(b1).add_(grad, alpha=1 - b1)
+        exp_avg_sq.mul_(b2).addcmul_(grad, grad, value=1 - b2)
+        update = exp_avg / (exp_avg_sq.sqrt() + group["e"])
+        if group["weight_decay"] > 0:
+            update += group["weight_decay"] * param
+        lr = group["lr"]
+        if group["t_total"] != -1:
+            lr *= warmup_linear(state["step"] / group["t_total"], group["warmup"])
+        param.add_(-lr * update)
+
+
+def warmup_linear(progress: float, warmup: float) -> float:
+    """Up to 1 while ``progress`` is below ``warmup``, then down to 0 at the end."""
+    return progress / warmup if progress < warmup else max((progress - 1) / (warmup - 1), 0.0)
+
+
+class AdamPLoop(Loop):
+    """AdamP (arXiv 2006.08217) by its formulas, for where the `adamp` package of its authors is not installed."""
+
+    # fmt: off
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1,
+    ) -> None:
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "delta": delta, "wd_ratio": wd_ratio
+        }
+        super().__init__(params, defaults)
+    # fmt: on
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        (beta1, beta2), eps, lr, t = group["betas"], group["eps"], group["lr"], state["step"] + 1
+        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+        exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        update = exp_avg / (exp_avg_sq.sqrt() / math.sqrt(1 - beta2**t) + eps)
+        decay = lr * group["weight_decay"]
+        rows = rows_without_slope(param, grad, group["delta"], eps)
+        if rows:
+            update = perpendicular(update, param.reshape(rows), eps)
+            decay *= group["wd_ratio"]
+        if decay > 0:
+            param.mul_(1 - decay)
+        param.sub_(update, alpha=lr / (1 - beta1**t))
+
+
+def rows_without_slope(param: Tensor, grad: Tensor, delta: float, eps: float) -> tuple[int, int] | None:
+    """The first view of a matrix in which every row is nearly perpendicular to its gradient, so that its length hardly
+    matters to the loss: one row for each channel, or else one for the whole layer."""
+    if param.ndim < 2:
+        return None
+    for view in ((param.shape[0], -1), (1, -1)):
+        rows = param.reshape(view)
+        cosines = F.cosine_similarity(grad.reshape(view), rows, dim=1, eps=eps).abs()
+        if cosines.max() < delta / math.sqrt(rows.shape[1]):
+            return view
+    return None
+
+
+def perpendicular(update: Tensor, rows: Tensor, eps: float) -> Tensor:
+    """``update`` less its part along each row."""
+    unit: Tensor = rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + eps)
+    changes = update.reshape(rows.shape)
+    return (changes - unit * (unit * changes).sum(dim=1, keepdim=True)).reshape(update.shape)
+
+
+def adamp_package() -> Any:
+    """AdamP by the paper's authors, or None where their package is not installed."""
+    try:
+        return importlib.import_module("adamp").AdamP
+    except ModuleNotFoundError:
+        return None

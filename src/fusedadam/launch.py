@@ -1,0 +1,145 @@
+"""Launches: what a step runs, stage by stage, over all parameters that take part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from fusedadam.launch_table import Int64s, LaunchTable, Roles
+from fusedadam.layout import copy_with
+from fusedadam.rule import Special
+from fusedadam.stages import Sum
+
+
+class Part(NamedTuple):
+    """One parameter's part of a sum over several: the table and column that have its term and are to get the sum."""
+
+    table: LaunchTable
+    column: int
+    term: str
+
+
+Run: TypeAlias = Callable[[], None]
+Share: TypeAlias = Callable[[Sum, Sequence[Sequence[Part]]], Run]
+
+
+class Backend(NamedTuple):
+    """What runs a rule over a table.
+
+    ``prepare`` compiles whatever is needed and returns, for each position, the function that runs the stage there;
+    ``share`` returns one that adds up a sum over several parameters, each list of parts by itself.
+    """
+
+    prepare: Callable[[LaunchTable], Mapping[int, Callable[[Sequence[Roles]], None]]]
+    share: Share
+    needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
+
+
+class Launch:
+    """A table and the backend's prepared kernels for it."""
+
+    def __init__(self, table: LaunchTable, backend: Backend) -> None:
+        self.table, self.backend = table, backend
+        self._run = backend.prepare(table)
+        self.needs_tensors = backend.needs_tensors or bool(table.copied)
+        self._mine: list[dict[str, Tensor]] = []
+        self._copies: list[tuple[str, Tensor, Tensor]] = []
+
+    def begin(self, roles: Sequence[Roles]) -> None:
+        """``roles`` of all parameters that take part; read only if ``needs_tensors``."""
+        if self.needs_tensors:
+            self._mine = [dict(roles[k]) for k in self.table.members]
+        for role, k in self.table.copied:
+            original = self._mine[k][role]
+            self._mine[k][role] = copy = copy_with(original, self.table.strides[k])
+            self.table.place_one(role, k, copy.data_ptr())
+            self._copies.append((role, original, copy))
+        self.table.send()
+
+    def run(self, position: int) -> None:
+        if position in self._run:
+            self._run[position](self._mine)
+
+    def end(self) -> None:
+        for role, original, copy in self._copies:
+            if role in self.table.special.outputs:
+                original.copy_(copy)
+        self._mine, self._copies = [], []
+
+
+class Launches:
+    """One launch for each (device, dtypes, flags), with every kernel compiled: once made, nothing can fail."""
+
+    def __init__(
+        self, specials: Sequence[Special], roles: Sequence[Roles], backends: Sequence[Backend], groups: Sequence[int]
+    ) -> None:
+        members: dict[Any, list[int]] = {}
+        for k, (special, own, backend) in enumerate(zip(specials, roles, backends, strict=True)):
+            dtypes = tuple(own[r].dtype for r in special.roles)
+            members.setdefault((own["param"].device, special, dtypes, backend), []).append(k)
+        self._all = [
+            Launch(LaunchTable(special, indices, roles, backend.needs_tensors), backend)
+            for (_, special, _, backend), indices in members.items()
+        ]
+        self._shared = self._prepare_shared(groups, [own.get("grad", own["param"]).dtype for own in roles])
+        stages = {stage.position for launch in self for stage in launch.table.special.stages}
+        self._positions = sorted({*stages, *self._shared})
+        self.needs_tensors = any(launch.needs_tensors for launch in self)
+
+    def __iter__(self) -> Iterator[Launch]:
+        return iter(self._all)
+
+    def __getitem__(self, k: int) -> Launch:
+        return self._all[k]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
+        for launch in self._all:
+            launch.table.set_scalars(scalars, whose)
+
+    def run(self, roles: Sequence[Roles]) -> None:
+        for launch in self._all:
+            launch.begin(roles)
+        for position in self._positions:
+            for launch in self._all:
+                launch.run(position)
+            # Here the sums of this process are complete, and nothing has been decided from them yet: a parameter that
+            # is sharded needs them added up across processes before the next position.
+            for add_up in self._shared.get(position, ()):
+                add_up()
+        for launch in self._all:
+            launch.end()
+
+    def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
+        """A value by tensor after the step, of each table that has it."""
+        tables = [launch.table for launch in self if name in launch.table.special.reports]
+        return [(table, table.value(table.special.reports[name])) for table in tables]
+
+    def _prepare_shared(self, groups: Sequence[int], dtypes: Sequence[Any]) -> dict[int, list[Run]]:
+        prepared: dict[int, list[Run]] = {}
+        for one in {s.name: s for launch in self for s in launch.table.special.shared}.values():
+            launches: list[Launch] = []
+            where: dict[int, Part] = {}
+            for launch in self:
+                for own in launch.table.special.shared:
+                    if own.name == one.name:
+                        launches.append(launch)
+                        members = launch.table.members.tolist()
+                        where |= {k: Part(launch.table, column, own.term) for column, k in enumerate(members)}
+            parts: dict[Any, list[Part]] = {}
+            for k in sorted(where):  # in the order of the parameters
+                parts.setdefault((groups[k], dtypes[k]) if one.over == "group" else None, []).append(where[k])
+            home = {launch.table.home for launch in launches}
+            share = launches[0].backend.share if len(home) == 1 else self._across_devices()
+            prepared.setdefault(one.position, []).append(share(one, list(parts.values())))
+        return prepared
+
+    @staticmethod
+    def _across_devices() -> Share:
+        from fusedadam.backends import eager
+
+        return eager.share

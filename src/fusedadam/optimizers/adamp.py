@@ -1,0 +1,129 @@
+"""AdamP: Adam whose steps do not let scale-invariant weights grow (https://arxiv.org/abs/2006.08217)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.clipping import clip_factor
+from fusedadam.optimizer import FusedOptimizer, Group, Params
+from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.words import abs, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
+
+PROJECTIONS = ("none", "layer", "channel")
+
+
+# fmt: off
+def adamp_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
+    delta: Scalar, wd_ratio: Scalar, max_grad_norm: Scalar,
+) -> dict[str, Any]:
+    return {
+        "beta1": beta1, "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps, "delta": delta,
+        "step_size": lr / (1 - beta1**step), "debias2": (1 - beta2**step) ** -0.5, "max_grad_norm": max_grad_norm,
+        "decay": 1 - lr * weight_decay, "projected_decay": 1 - lr * weight_decay * wd_ratio,
+    }
+
+
+def cosine(pg: Value, pp: Value, gg: Value, eps: Scalar) -> Value:
+    return abs(pg) / (maximum(sqrt(pp), eps) * maximum(sqrt(gg), eps))
+
+
+def along(pu: Value, pp: Value, eps: Scalar) -> Value:
+    """How much of p there is in u: u - along * p is u without its radial part."""
+    norm = sqrt(pp) + eps
+    return pu / (norm * norm)
+
+
+@rule(scalars=adamp_scalars, reports=("grad_norm", "projection"))
+def adamp(
+    param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, *,
+    beta1: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, eps: Scalar, delta: Scalar, step_size: Scalar,
+    debias2: Scalar, max_grad_norm: Scalar, decay: Scalar, projected_decay: Scalar, row_length: Scalar, numel: Scalar,
+    nesterov: Flag, maximize: Flag, clipped: Flag, matrix: Flag,
+) -> Values:
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad_norm = sqrt(total(grad * grad))
+        grad = grad * clip_factor(grad_norm, max_grad_norm)
+    exp_avg = exp_avg + beta1c * (grad - exp_avg)
+    exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
+    momentum = beta1 * exp_avg + beta1c * grad if nesterov else exp_avg
+    update = momentum / (sqrt(exp_avg_sq) * debias2 + eps)
+    if matrix:
+        pp, gg, pg, pu = row_sum(param * param), row_sum(grad * grad), row_sum(param * grad), row_sum(param * update)
+        too_radial = tensor_sum(where(cosine(pg, pp, gg, eps) < delta / sqrt(row_length), 0.0, 1.0))
+        channel = too_radial == 0
+        layer = cosine(tensor_sum(pg), tensor_sum(pp), tensor_sum(gg), eps) < delta / sqrt(numel)
+        projection = where(channel, 2.0, where(layer, 1.0, 0.0))
+        radial = where(channel, along(pu, pp, eps), where(layer, along(tensor_sum(pu), tensor_sum(pp), eps), 0.0))
+        update = update - radial * param
+        param = param * where(projection > 0, projected_decay, decay)
+    else:
+        param = param * decay
+    param = param - step_size * update
+    return param, exp_avg, exp_avg_sq
+# fmt: on
+
+
+class AdamP(FusedOptimizer):
+    r"""AdamP (`arXiv 2006.08217 <https://arxiv.org/abs/2006.08217>`_), in the names and defaults of its authors'
+    package.
+
+    Normalisation makes many weights scale-invariant: only their direction matters. The radial part of a step then does
+    nothing but let them grow, which shrinks all later steps. AdamP takes it out. With :math:`u` the step of Adam,
+
+    .. math::
+        u \leftarrow u - \hat p \, (\hat p \cdot u), \quad \hat p = \frac{p}{\lVert p \rVert + \epsilon}
+        \quad \text{where} \quad
+        \cos(p, g) = \frac{|p \cdot g|}{\lVert p \rVert \lVert g \rVert} < \frac{\delta}{\sqrt{n}}
+
+    first by channel (for each row of dimension 0, if all rows pass the test, :math:`n` being the row's length), else
+    by layer (the whole parameter as one row), else not at all. Parameters of fewer than two dimensions are never
+    projected. Where a parameter was projected, weight decay is multiplied by ``wd_ratio``.
+
+    Args:
+        params, lr, betas, eps: as for :class:`AdamW`
+        weight_decay: decoupled weight decay
+        delta: the threshold :math:`\delta`
+        wd_ratio: weight decay of projected parameters, relative to the others
+        nesterov: Nesterov's momentum
+        max_grad_norm, maximize, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+
+    Example:
+        >>> model = torch.nn.Linear(2, 3)
+        >>> optimizer = AdamP(model.parameters(), lr=1e-3, weight_decay=1e-2)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.projections()[model.bias]
+        'none'
+    """
+
+    rule = adamp
+
+    # fmt: off
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
+        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, backend: str | None = None,
+    ) -> None:
+        super().__init__(params, locals())
+    # fmt: on
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        checks.adam_options(group)
+        checks.number("delta", group["delta"])
+        checks.number("wd_ratio", group["wd_ratio"])
+        checks.boolean("nesterov", group["nesterov"])
+
+    def projections(self) -> dict[Tensor, str]:
+        """What the last step did to each parameter: ``"channel"``, ``"layer"`` or ``"none"``. Waits for the device."""
+        chosen = self._report("projection")
+        return {p: PROJECTIONS[int(chosen.get(k, 0.0)) if p.numel() else 0] for k, p in enumerate(self._params())}

@@ -1,0 +1,132 @@
+"""BertAdam: Adam as BERT was trained with, without bias correction, with clipping and a schedule of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.clipping import clip_factor
+from fusedadam.optimizer import FusedOptimizer, Group, Params
+from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.schedules import SCHEDULES
+from fusedadam.words import group_sum, sqrt, tensor_sum, total
+
+CLIPS = ("parameter", "group", "all")
+
+
+# fmt: off
+def scheduled_lr(done: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: str) -> Any:
+    """The learning rate after ``done`` steps."""
+    return lr * SCHEDULES[schedule](done / t_total, warmup) if t_total > 0 else lr
+
+
+def bert_adam_scalars(
+    step: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: str,
+    b1: Scalar, b2: Scalar, e: Scalar, weight_decay: Scalar, max_grad_norm: Scalar,
+) -> dict[str, Any]:
+    return {
+        "lr": scheduled_lr(step - 1, lr, warmup, t_total, schedule), "weight_decay": weight_decay,
+        "beta1c": 1 - b1, "beta2": b2, "beta2c": 1 - b2, "eps": e, "max_grad_norm": max_grad_norm,
+    }
+
+
+@rule(scalars=bert_adam_scalars, reports=("grad_norm",))
+def bert_adam(
+    param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, *,
+    lr: Scalar, weight_decay: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, eps: Scalar, max_grad_norm: Scalar,
+    clip_parameter: Flag, clip_group: Flag, clip_all: Flag, maximize: Flag,
+) -> Values:
+    if maximize:
+        grad = -grad
+    if clip_parameter:
+        grad = grad * clip_factor(sqrt(tensor_sum(grad * grad)), max_grad_norm)
+    elif clip_group:
+        grad = grad * clip_factor(sqrt(group_sum(grad * grad)), max_grad_norm)
+    elif clip_all:
+        grad_norm = sqrt(total(grad * grad))
+        grad = grad * clip_factor(grad_norm, max_grad_norm)
+    exp_avg = exp_avg + beta1c * (grad - exp_avg)
+    exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
+    update = exp_avg / (sqrt(exp_avg_sq) + eps) + weight_decay * param
+    param = param - lr * update
+    return param, exp_avg, exp_avg_sq
+# fmt: on
+
+
+class BertAdam(FusedOptimizer):
+    r"""The Adam of BERT's training scripts: gradients clipped, no bias correction, a schedule built in.
+
+    .. math::
+        g_t \leftarrow g_t \min(1, c / (\lVert g_t \rVert + 10^{-6})), \quad
+        p_t = p_{t-1} - \eta_t \left( \frac{m_t}{\sqrt{v_t} + \epsilon} + \lambda p_{t-1} \right)
+
+    with :math:`\eta_t = \eta \cdot \text{schedule}(k / T)` after :math:`k` of :math:`T` steps, by the parameter's own
+    count, which is part of the state: a training that is resumed goes on where it was.
+
+    Args:
+        params: as for :class:`AdamW`
+        lr: learning rate, a number or a tensor of one element; torch's schedulers may change it on top of ``schedule``
+        warmup: part of ``t_total`` in which the learning rate rises from 0, in [0, 1); -1 means none
+        t_total: number of steps of the training; -1 means a constant learning rate, without ``schedule``
+        schedule: ``"warmup_linear"``, ``"warmup_cosine"``, ``"warmup_constant"`` or ``"warmup_poly"``; the functions
+        are
+            in :mod:`fusedadam.schedules`
+        b1, b2: decay of the two moments
+        e: added to the denominator
+        weight_decay: :math:`\lambda`, multiplied by the learning rate
+        max_grad_norm: the norm :math:`c` that gradients are clipped to; 0, -1 or None means no clipping
+        clip: whose norm: ``"parameter"`` (each its own), ``"group"`` (a group's gradients of one dtype) or ``"all"``
+        maximize, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = BertAdam(model.parameters(), lr=1e-3, warmup=0.1, t_total=100)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.get_lr()
+        [0.0001, 0.0001]
+    """
+
+    rule = bert_adam
+
+    # fmt: off
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, warmup: float = -1, t_total: int = -1,
+        schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
+        weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
+        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
+    ) -> None:
+        super().__init__(params, locals())
+    # fmt: on
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        for name in ("b1", "b2"):
+            checks.number(name, group[name], below=1.0)
+        checks.number("e", group["e"])
+        if group["warmup"] != -1:
+            checks.number("warmup", group["warmup"], below=1.0)
+        if group["t_total"] != -1:
+            checks.number("t_total", group["t_total"], low=1)
+        checks.one_of("schedule", group["schedule"], SCHEDULES)
+        checks.one_of("clip", group["clip"], CLIPS)
+
+    def get_lr(self) -> list[float]:
+        """The learning rate that each parameter's next step will have."""
+        rates = []
+        for group in self.param_groups:
+            options = [self._option(group, name) for name in ("lr", "warmup", "t_total", "schedule")]
+            for param in group["params"]:
+                done = float(self.state[param].get("step", 0)) if param in self.state else 0.0
+                rates.append(float(scheduled_lr(done, *options)))
+        return rates
+
+    def _option(self, group: Group, name: str) -> Any:
+        if name.startswith("clip_"):
+            clipping = group["max_grad_norm"] is not None and group["max_grad_norm"] > 0
+            return clipping and group["clip"] == name.removeprefix("clip_")
+        return super()._option(group, name)

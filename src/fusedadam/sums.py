@@ -1,0 +1,48 @@
+"""In which order sums are added: the same on every backend, for any number of threads, so the bits are the same.
+
+A sum is made of segments, and a segment of lanes. Within a segment every ``LANES``-th term belongs to the same lane,
+whose terms are added one after the other; the lanes are then added in pairs of neighbours, and so on until one is
+left. The segments' own sums are added in the same way, in float64, with ``UPPER_LANES`` lanes. Lanes without terms
+are zero and change nothing, so whoever has fewer terms than lanes may leave them out.
+
+Terms by element are added in the dtype that the rule computes in, everything above in float64. This module has the
+definition, for torch tensors; the compiled backends follow it to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LANES, UPPER_LANES = 256, 1024
+SEGMENT = {"element": 8192, "row": 1024}  # terms of a segment, by what is summed
+
+
+def segment_sums(terms: Tensor, segment: int, largest: bool = False) -> Tensor:
+    """The sums of all segments of each row of ``terms``, which has two dimensions."""
+    rows, width = terms.shape
+    pieces = -(-width // segment)
+    padded = pieces * (segment if pieces > 1 else -(-width // LANES) * LANES)
+    terms = torch.nn.functional.pad(terms, (0, padded - width)).view(rows, pieces, -1, LANES)
+    lanes = torch.zeros_like(terms[:, :, 0])
+    for k in range(terms.shape[2]):
+        lanes = torch.maximum(lanes, terms[:, :, k]) if largest else lanes + terms[:, :, k]
+    return _pairs(lanes, largest)
+
+
+def combine(sums: Tensor, largest: bool = False) -> Tensor:
+    """The sum, in float64, of the segments' sums in the last dimension."""
+    sums = sums.double()
+    lanes = sums.new_zeros((*sums.shape[:-1], UPPER_LANES))
+    for start in range(0, sums.shape[-1], UPPER_LANES):
+        part = sums[..., start : start + UPPER_LANES]
+        mine = lanes[..., : part.shape[-1]]
+        mine.copy_(torch.maximum(mine, part) if largest else mine + part)
+    return _pairs(lanes, largest)
+
+
+def _pairs(lanes: Tensor, largest: bool) -> Tensor:
+    while lanes.shape[-1] > 1:
+        a, b = lanes[..., 0::2], lanes[..., 1::2]
+        lanes = torch.maximum(a, b) if largest else a + b
+    return lanes[..., 0]

@@ -1,0 +1,112 @@
+"""The benchmarks measure what they say: the sets have their sizes, and ours and the peer take the same steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # its scripts import each other by name
+
+import models
+import peers
+import speed
+from measure import Faster, OfCopy, OfTheTime, Pace, Row, Timed, measure
+from report import Report
+
+SHAPES = [(6, 20), (8, 4, 3, 3), (40,), (1, 12), (12, 1)]
+PAIRS = {(row.ours, row.peer, repr(row.options)): row for row in speed.ON_GPU + speed.ON_CPU}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "tensors", "millions"),
+    [
+        (models.gpt(), 146, 124.4),
+        (models.llama(), 37, 940.6),
+        (models.resnet(), 97, 18.1),
+        (models.two_matrices(), 2, 33.6),
+        (models.many_small(4096), 1000, 1.0),
+        (models.small_matrices(4096), 1000, 1.0),
+    ],
+)
+def test_a_set_has_as_many_tensors_and_parameters_as_it_says(
+    shapes: list[models.Shape], tensors: int, millions: float
+) -> None:
+    assert len(shapes) == tensors
+    assert sum(torch.Size(shape).numel() for shape in shapes) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_the_resnet_is_one() -> None:
+    kernels = {shape[2:] for shape in models.resnet() if len(shape) == 4}
+    assert kernels == {(1, 1), (3, 3), (7, 7)}
+    assert sum(len(shape) == 1 for shape in models.resnet()) == 64
+
+
+def test_small_matrices_are_matrices_of_nearly_the_sizes_of_small_tensors() -> None:
+    for (rows, columns), (size,) in zip(models.small_matrices(4096), models.many_small(4096), strict=True):
+        assert columns >= 1
+        assert 0 <= size - rows * columns < rows
+
+
+@pytest.mark.parametrize("row", PAIRS.values(), ids=lambda row: f"{row.what} and {row.peer.__name__}")
+def test_ours_and_the_peer_do_the_same(row: Row) -> None:
+    """In float64, where even the first small steps of a warm-up stand out from rounding."""
+    if row.peer is peers.same_bytes_no_mathematics:
+        pytest.skip("what it calculates is of no interest")
+    if row.peer is peers.adamp:
+        pytest.importorskip("adamp")
+    results = []
+    for make in (row.ours, row.peer):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
+        stepping = make(params, **row.options)
+        for _ in range(4):
+            for param in params:
+                param.grad = torch.randn_like(param)
+            stepping.step()
+        only_clips = isinstance(stepping, peers.Clipping)
+        results.append([param.grad if only_clips else param.detach() for param in params])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+def timed(row: Row) -> Report:
+    report = Report()
+    report.times(row, *measure(row, "cpu", Pace(turns=1, seconds=1e-3)))
+    return report
+
+
+def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "adamp_package", lambda: None)
+    ours = peers.torch_fused
+    report = timed(Row("AdamP", ours, peers.adamp, [(4, 4)], torch.float32, [Faster(25), OfCopy(95, 40)]))
+    ratio, of_copy = report.rows
+    assert ratio["peer"] == of_copy["peer"] == "adamp is not installed"
+    assert ratio["figure"] is ratio["met"] is None
+    assert of_copy["figure"] > 0, "what needs no peer is measured all the same"
+    assert "adamp is not installed" in report.table()
+    assert "NOT MEASURED" in report.table()
+
+
+def test_figures_follow_from_the_times() -> None:
+    times = Timed(ours=2.0, peer=3.0, copied_per_ms=100.0, parameters=5)
+    assert Faster().figure(times) == 1.5
+    assert OfTheTime().figure(times) == pytest.approx(2 / 3)
+    assert OfCopy(95, bytes_each=28).figure(times) == pytest.approx(70.0)
+    assert Faster(1.4).met(1.5)
+    assert Faster().met(1.5) is None
+    assert Faster(1.6).met(1.5) is OfTheTime(1.1).met(1.2) is False
+
+
+def test_only_measures_the_rows_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(speed, "measure", lambda *_: (Timed(1.0, 2.0, None, 1), "peer"))
+    monkeypatch.setattr(sys, "argv", ["speed.py", "--device", "cpu", "--only", "adamp fp32, two"])
+    assert speed.main() == 0
+    assert capsys.readouterr().out.count("AdamP fp32, two matrices: 2 times as fast") == 1
+    monkeypatch.setattr(sys, "argv", ["speed.py", "--device", "cpu", "--only", "adamq"])
+    with pytest.raises(SystemExit):
+        speed.main()
+    assert "'adamq'" in capsys.readouterr().err
