@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from fusedadam.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
+
+RECENT = 4  # how many sets of gradients a thread's launches are kept for
 
 
 def clip_factor(norm: Value, max_norm: Scalar) -> Value:
@@ -82,9 +85,8 @@ def clip_grad_norm_(
     grads = [p.grad for p in ([parameters] if isinstance(parameters, Tensor) else parameters) if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
-    for grad in grads:
-        checks.written("grad", grad)
-    grads = list(dict.fromkeys(grads))
+    if len(set(map(id, grads))) < len(grads):
+        grads = list({id(grad): grad for grad in grads}.values())
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
     if error_if_nonfinite:
         norm = _run(grads, {**flags, "scaled": False}, max_norm, order)
@@ -97,10 +99,8 @@ def clip_grad_norm_(
 
 
 def _run(grads: list[Tensor], flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
-    special = clip.special(flags)
     roles = [{"param": grad} for grad in grads]
-    chosen = [backends.choose(grad.device, None) for grad in grads]
-    launches = Launches([special] * len(grads), roles, chosen, [0] * len(grads))
+    launches = _launches(grads, roles, flags)
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
     launches.set_scalars(scalars, np.zeros(len(grads), dtype=np.int64))
     launches.run(roles)
@@ -109,6 +109,32 @@ def _run(grads: list[Tensor], flags: dict[str, bool], max_norm: float, order: fl
     norm = norm_of(launches, "norm")
     assert norm is not None
     return norm
+
+
+_recent = threading.local()  # launches are kept from call to call, each thread its own
+
+
+def _launches(grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[str, bool]) -> Launches:
+    """Those of an earlier call, if it had gradients like these: only their addresses may be others."""
+    kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
+    plain = all(g.layout == torch.strided for g in grads)  # others have no strides, and are refused below
+    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in grads if plain)
+    key = (tuple(flags.items()), layouts)
+    if plain and key in kept:
+        launches = kept[key]
+        for launch in launches:
+            members = launch.table.members.tolist()
+            launch.table.place(np.array([[grads[k].data_ptr() for k in members]], dtype=np.int64))
+        return launches
+    for grad in grads:
+        checks.written("grad", grad)
+    checks.no_shared_memory(("grad that is clipped", grad) for grad in grads)
+    chosen = [backends.choose(grad.device, None) for grad in grads]
+    launches = Launches([clip.special(flags)] * len(grads), roles, chosen, [0] * len(grads))
+    if len(kept) >= RECENT:
+        del kept[next(iter(kept))]
+    kept[key] = launches
+    return launches
 
 
 def norm_of(launches: Launches, name: str) -> Tensor | None:

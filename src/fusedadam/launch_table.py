@@ -91,7 +91,7 @@ class LaunchTable:
         for name, row in static.items():
             self.words[self.at[name]] = row
         self.numbers: Floats = self.words.view(np.float64)
-        self.on_device = torch.from_numpy(self.words).to(self.home)  # on a CPU the very same memory
+        self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
         self.moved = False  # addresses changed since they were last sent
 
     def is_whole(self, one: Sum) -> bool:
@@ -131,9 +131,7 @@ class LaunchTable:
         if self.home.type == "cpu":
             return
         count = (len(self.scalars) + (len(self.special.roles) if self.moved else 0)) * self.words.shape[1]
-        host = torch.empty(count, dtype=torch.int64, pin_memory=True)
-        host.numpy()[:] = self.words.ravel()[:count]
-        self.on_device.view(-1)[:count].copy_(host, non_blocking=True)
+        self.on_device.view(-1)[:count].copy_(_pinned(self.words.ravel()[:count]), non_blocking=True)
         self.moved = False
 
     def value(self, name: str) -> Tensor:
@@ -160,6 +158,20 @@ class LaunchTable:
         tensor = np.repeat(np.arange(len(parts)), parts)
         index = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)
         return tensor, index * steps[tensor]
+
+
+def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on a device, without waiting for it; on a CPU it is the array itself."""
+    if device.type == "cpu":
+        return torch.from_numpy(array)
+    return _pinned(array).to(device, non_blocking=True)
+
+
+def _pinned(array: npt.NDArray[Any]) -> Tensor:
+    """A copy that a device can fetch when it gets there; torch keeps the memory until then."""
+    host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True)
+    host.numpy()[...] = array
+    return host
 
 
 def _addresses(buffer: Tensor, counts: Int64s) -> Int64s:

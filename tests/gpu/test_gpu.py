@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -10,12 +12,23 @@ from fusedadam.functional import adamw_
 from tests.support import BF16, F32
 
 pytestmark = pytest.mark.gpu
-OPTIMIZERS = [fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW]
+OPTIMIZERS = [
+    fusedadam.AdamW,
+    fusedadam.Adam,
+    fusedadam.EmaAdamW,
+    fusedadam.AdamP,
+    fusedadam.BertAdam,
+    pytest.param(functools.partial(fusedadam.AdamW, max_grad_norm=1.0), id="AdamW clipped"),
+    pytest.param(functools.partial(fusedadam.AdamP, max_grad_norm=1.0, nesterov=True), id="AdamP clipped"),
+    pytest.param(functools.partial(fusedadam.BertAdam, clip="group"), id="BertAdam by group"),
+]
+SHAPES = [(1000,), (30, 100), (3, 9000), (500, 9), (2000, 3), (7, 5, 3, 3)]
 
 
 def parameters(count=5, device="cuda", dtype=F32):
     generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(1000 + k, generator=generator).to(device, dtype)) for k in range(count)]
+    shapes = [SHAPES[k % len(SHAPES)] for k in range(count)]
+    params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(device, dtype)) for s in shapes]
     for p in params:
         p.grad = torch.randn(p.shape, generator=generator).to(device, dtype)
     return params
@@ -32,6 +45,7 @@ def test_a_step_does_not_wait_for_the_device(optimizer_class):
         for p in params:
             p.grad = p.grad.clone()  # other addresses
         optimizer.step()
+        assert optimizer.grad_norm is None or optimizer.grad_norm.is_cuda
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -39,7 +53,7 @@ def test_a_step_does_not_wait_for_the_device(optimizer_class):
 @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_training_on_a_gpu_gives_the_bits_of_a_cpu(optimizer_class, dtype):
-    on_cpu, on_gpu = parameters(device="cpu", dtype=dtype), parameters(dtype=dtype)
+    on_cpu, on_gpu = parameters(6, device="cpu", dtype=dtype), parameters(6, dtype=dtype)
     optimizers = [optimizer_class(p, lr=1e-2, weight_decay=0.1) for p in (on_cpu, on_gpu)]
     for step in range(50):
         for p, q in zip(on_cpu, on_gpu, strict=True):
@@ -84,6 +98,12 @@ def test_runs_on_the_current_stream():
 
 def test_several_devices_and_dtypes_in_one_group():
     params = [*parameters(2), *parameters(2, device="cpu"), *parameters(2, dtype=BF16)]
+    clipped = fusedadam.AdamW([torch.nn.Parameter(p.detach().clone()) for p in params], lr=1e-2, max_grad_norm=1.0)
+    for p, q in zip(clipped.param_groups[0]["params"], params, strict=True):
+        p.grad = q.grad
+    clipped.step()
+    norm = sum(p.grad.double().square().sum().item() for p in params) ** 0.5
+    assert clipped.grad_norm.item() == pytest.approx(norm, rel=1e-6)
     alone = [p.detach().clone() for p in params]
     optimizer = fusedadam.AdamW(params, lr=1e-2)
     optimizer.step()
@@ -158,6 +178,47 @@ def test_extra_memory_of_a_step_is_under_one_percent():
     before = torch.cuda.memory_allocated()
     optimizer.step()
     assert torch.cuda.max_memory_allocated() - before < 0.01 * param.numel() * 4
+
+
+@pytest.mark.parametrize("shape", [(2**20, 9), (1, 2**24), (2**22, 1), (4096, 4096)], ids=str)
+def test_extra_memory_of_adamp_is_sixteen_bytes_a_row(shape):
+    param = torch.nn.Parameter(torch.randn(shape, device="cuda"))
+    param.grad = torch.randn_like(param)
+    optimizer = fusedadam.AdamP([param])
+    optimizer.step()
+    optimizer._plan = optimizer._last_plan = None  # building the tables counts as well
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    optimizer.step()
+    assert torch.cuda.max_memory_allocated() - before < 0.01 * param.numel() * 4 + 16.5 * shape[0] + 2**17
+
+
+def test_clip_grad_norm_does_not_wait_for_the_device():
+    params = parameters()
+    fusedadam.clip_grad_norm_(params, 1.0)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+    assert norm.item() == pytest.approx(1.0, rel=1e-5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fusedadam.clip_grad_norm_(params, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_adamp_with_more_than_2_to_the_31_elements():
+    """Rows on both sides of the border move as they do alone."""
+    param = torch.full((2**17 + 1, 2**14), 0.5, dtype=BF16, device="cuda")
+    grad = torch.full_like(param, 0.25)
+    param[2**17 - 1 :] *= 2
+    some = torch.nn.Parameter(param[2**17 - 1 :].clone())
+    some.grad = grad[2**17 - 1 :].clone()
+    whole = torch.nn.Parameter(param)
+    whole.grad = grad
+    for p in (some, whole):
+        fusedadam.AdamP([p], lr=0.1, weight_decay=0.1).step()
+    assert torch.equal(whole[2**17 - 1 :], some)
+    assert whole[:-2].eq(whole[0, 0]).all()
 
 
 def test_host_and_device_memory_are_flat_over_many_steps():

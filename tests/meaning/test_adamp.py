@@ -25,6 +25,8 @@ OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "delta": 0.1, "wd_ratio": 0.2}
 FLAGS = ("weight_decay", "nesterov", "maximize")
 EVERY_FLAG = pairwise((0.0, 0.3), (False, True), (False, True))
 STEPS = 56
+# Triton's interpreter would take minutes for so many steps; tests/lowering shows that it gives the bits of the others
+QUICK = [place for place in PLACES if place.values[0] != ("cpu", "triton")]
 
 # where the largest cosine lies, as a part of the threshold of the view, and what is done for it
 KINDS = {
@@ -187,13 +189,13 @@ def test_the_version_by_hand_is_the_packages(flags):
         assert set(made) == possible(shape)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK)
 @pytest.mark.parametrize("flags", EVERY_FLAG, ids=str)
 def test_equals_the_package_in_float64(flags, place):
     assert_close(train_ours(F64, flags, place), train_theirs(F64, flags), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK)
 def test_is_as_close_to_float64_as_the_package_is_in_float32(place):
     flags = EVERY_FLAG[2]
     exact = [run.p for run in run_by_hand(F32, flags)[2]]
@@ -362,7 +364,7 @@ def test_a_gradient_that_is_not_finite_is_not_projected(bad, place):
 shapes = st.lists(st.integers(1, 6), min_size=2, max_size=4)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_shape_in_any_order_of_memory(place, data):

@@ -97,7 +97,8 @@ def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
     results = np.array([part.table.entry(one.name, part.column) for part in every], dtype=np.int64)
     begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     arrays = (terms, results, begins)
-    words = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
+    addresses = [array.ctypes.data for array in arrays]
+    words = np.array([*addresses, len(parts)], dtype=np.int64)
     return _call(_compile("share", sums.share(one.largest)), words, arrays, [part.table.words for part in every])
 
 

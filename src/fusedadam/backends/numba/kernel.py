@@ -25,14 +25,13 @@ def source(
 
 def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) -> list[str]:
     any_nan = {storage[r] for r in stage.reads} != {"bf16"}
-    parts = [f"_part_{one.name}" for one in stage.sums]
     return [
         f"# {title}, {stage.space}s: {', '.join(f'{r} {storage[r]}' for r in stage.arrays)}, computed in {compute}",
         "from fusedadam.backends.numba.words import *",
         "",
         f'number = NUMBER["{compute}"]',
         f'scalar = load("f64", "{compute}")',
-        f'_new, _get, _put = scratch("{compute}", {BLOCK})',
+        *([f'_new, _get, _put = scratch("{compute}", {BLOCK})'] if stage.in_segments else []),
         *(f'_load_{r} = load("{storage[r]}", "{compute}")' for r in (*stage.reads, *stage.rows)),
         *(f'_store_{r} = store("{storage[r]}", "{compute}", {any_nan})' for r in stage.writes),
         *(
@@ -40,7 +39,7 @@ def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) ->
             for r, kept in storage.items()
             if f"_stored_{r}(" in stage.functions[-1]
         ),
-        *(f'_store{part} = store("{storage[part]}", "{compute}")' for part in parts),
+        f'_store_part = store("{compute}", "{compute}")',
         "",
         *(f"\n@inline\n{function}\n" for function in stage.functions),
         "",
@@ -95,13 +94,38 @@ def _straight(stage: Stage, scaled: bool) -> list[str]:
 
 
 def _in_segments(stage: Stage, scaled: bool) -> list[str]:
-    segment = SEGMENT[stage.space]
-    visit = _visit(stage, scaled)
-    parts = [
-        f"_store_part_{one.name}(_at__part_{one.name}, {{}}, {_fold(one.largest)}(_lanes_{one.name}, {{}}, _get, _put))"
-        for one in stage.sums
+    """Rows of up to BLOCK elements: some at a time, their terms side by side. Longer ones: lane by lane."""
+    segment, visit = SEGMENT[stage.space], _visit(stage, scaled)
+    several_rows = [
+        f"_count, _stride, _terms = min({BLOCK} // _width, _stop - _first), _width, _width",
+        "_start = _first * _width",
     ]
-    wide_rows = [
+    one_segment = [
+        "_count, _stride = 1, 0",
+        f"_start = _first * {segment}",
+        f"_terms = min({segment}, _width - _start)",
+    ]
+    short = [
+        *(several_rows if segment > BLOCK else one_segment),
+        *(
+            line
+            for row in stage.rows
+            for line in (
+                "for _r in range(_count):",
+                f"    _value = _load_{row}(_at_{row}, _first + _r)",
+                "    for _j in range(_r * _width, (_r + 1) * _width):",
+                f"        _put(_wide_{row}, _j, _value)",
+            )
+        ),
+        "for _j in range(_count * _terms):",
+        "    _i = _start + _j",
+        *(f"    {row} = _get(_wide_{row}, _j)" for row in stage.rows),
+        *_indented(4, visit),
+        # a lane begins at 0: minus zero must not survive here and nowhere else
+        *(f"    _put(_lanes_{one.name}, _j, number(0) + _term_{one.name})" for one in stage.sums),
+    ]
+    long = [
+        f"_count, _stride, _terms = 1, 0, {LANES}",
         "_row = _first // _pieces",
         f"_piece = (_first - _row * _pieces) * {segment}",
         "_start = _row * _width + _piece",
@@ -109,51 +133,40 @@ def _in_segments(stage: Stage, scaled: bool) -> list[str]:
         *(f"{row} = _load_{row}(_at_{row}, _row)" for row in stage.rows),
     ]
     if stage.sums:
+        lane = {one: f"_get(_lanes_{one.name}, _j)" for one in stage.sums}
         added = [
             f"_put(_lanes_{one.name}, _j, "
-            + (
-                f"maximum(_get(_lanes_{one.name}, _j), _term_{one.name}))"
-                if one.largest
-                else f"_get(_lanes_{one.name}, _j) + _term_{one.name})"
-            )
+            + (f"maximum({lane[one]}, _term_{one.name}))" if one.largest else f"{lane[one]} + _term_{one.name})")
             for one in stage.sums
         ]
-        wide_rows += [
+        long += [
             f"for _j in range({LANES}):",
             *(f"    _put(_lanes_{one.name}, _j, number(0))" for one in stage.sums),
             f"for _column in range(0, _length, {LANES}):",
             f"    for _j in range(min({LANES}, _length - _column)):",
             "        _i = _start + _column + _j",
             *_indented(8, [*visit, *added]),
-            *(part.format("_first", f"0, {LANES}") for part in parts),
         ]
     else:
-        wide_rows += ["for _i in range(_start, _start + _length):", *_indented(4, visit)]
+        long += ["for _i in range(_start, _start + _length):", *_indented(4, visit)]
+    both = [f"if _width <= {BLOCK}:", *_indented(4, short), "else:", *_indented(4, long)]
     return [
         f"_stop = min(_first + max(1, _chunk_size // min({segment}, _width)), _segments)",
-        f"if _width > {LANES}:",
-        "    while _first < _stop:",
-        *_indented(8, wide_rows),
-        "        _first += 1",
-        "else:",
-        "    while _first < _stop:",
-        f"        _count = min({BLOCK} // _width, _stop - _first)",
-        "        _start = _first * _width",
-        *(line for row in stage.rows for line in (
-            "        for _r in range(_count):",
-            f"            _value = _load_{row}(_at_{row}, _first + _r)",
-            "            for _j in range(_r * _width, (_r + 1) * _width):",
-            f"                _put(_wide_{row}, _j, _value)",
-        )),
-        "        for _j in range(_count * _width):",
-        "            _i = _start + _j",
-        *(f"            {row} = _get(_wide_{row}, _j)" for row in stage.rows),
-        *_indented(12, visit),
-        *(f"            _put(_lanes_{one.name}, _j, _term_{one.name})" for one in stage.sums),
-        *(["        for _r in range(_count):"] if stage.sums else []),
-        *(f"            {part.format('_first + _r', '_r * _width, _width')}" for part in parts),
-        "        _first += _count",
-    ]  # fmt: skip
+        "while _first < _stop:",
+        *_indented(4, both if segment > BLOCK else short),
+        *_indented(4, _finish(stage)),
+        "    _first += _count",
+    ]
+
+
+def _finish(stage: Stage) -> list[str]:
+    """Adds up the terms of each row or segment."""
+    finished = [
+        f"_store_part(_at__part_{one.name}, _first + _r, "
+        f"{'find_largest' if one.largest else 'add_up'}(_lanes_{one.name}, _r * _stride, _terms, {LANES}, _get, _put))"
+        for one in stage.sums
+    ]
+    return ["for _r in range(_count):", *_indented(4, finished)] if finished else []
 
 
 def _visit(stage: Stage, scaled: bool) -> list[str]:
@@ -169,10 +182,6 @@ def _visit(stage: Stage, scaled: bool) -> list[str]:
 def _results(stage: Stage) -> str:
     names = [*(f"_new_{r}" for r in stage.writes), *(f"_term_{one.name}" for one in stage.sums)]
     return ", ".join(names) + "," * (len(names) == 1)
-
-
-def _fold(largest: bool) -> str:
-    return "fold_largest" if largest else "fold"
 
 
 def _indented(by: int, lines: list[str]) -> list[str]:

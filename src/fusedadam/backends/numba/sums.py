@@ -16,12 +16,6 @@ store_f32, store_f64 = store("f32", "f64"), store("f64", "f64")
 _new, _get, _put = scratch("f64", {UPPER_LANES})
 
 
-@inline
-def _clear(lanes, count):
-    for j in range(min(count, {UPPER_LANES})):
-        _put(lanes, j, number(0))
-
-
 @kernel(cached)
 def run(_words):
     _lanes = _new()
@@ -29,8 +23,8 @@ def run(_words):
 
 
 def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, str]) -> str:
-    """Over all tensors of a table; ``run`` is handed two words, the table's address and how many tensors it has."""
-    lines = ["    _table, _tensors = word(_words, 0), word(_words, 1)", "    for _t in range(_tensors):"]
+    """Over all tensors of a table."""
+    lines = [*_words("table", "tensors"), "    for _t in range(_tensors):"]
 
     def entry(name: str) -> str:
         return f"word(_table, {at[name]} * _tensors + _t)"
@@ -41,7 +35,7 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
         lines += [
             f"        _from, _count = {entry(part)}, {entry('_pieces' if by_row else segments)}",
             f"        for _r in range({entry('_rows') if by_row else 1}):",
-            *_indented(12, _add_up(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
+            *_indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
             f"            store_{storage[one.name]}({entry(one.name)}, _r, _sum)"
             if by_row
             else f"            store_f64(_table, {at[one.name]} * _tensors + _t, _sum)",
@@ -50,30 +44,38 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
 
 
 def share(largest: bool) -> str:
-    """``run`` is handed the addresses of four: where terms are, where sums go, where each sum begins, and how many."""
+    """Over several parameters: ``terms`` and ``results`` are addresses, ``begins`` says where each sum's own begin."""
     lines = [
-        *(f"    _{name} = word(_words, {k})" for k, name in enumerate(("terms", "results", "begins", "sums"))),
+        *_words("terms", "results", "begins", "sums"),
         "    for _s in range(_sums):",
         "        _begin = word(_begins, _s)",
         "        _count = word(_begins, _s + 1) - _begin",
-        *_indented(8, _add_up("load_f64(word(_terms, _begin + _k), 0)", largest)),
+        *_indented(8, _sum("load_f64(word(_terms, _begin + _k), 0)", largest)),
         "        for _k in range(_count):",
         "            store_f64(word(_results, _begin + _k), 0, _sum)",
     ]
     return "\n".join(["# a sum over several parameters", _HEAD.strip("\n"), *lines, ""])
 
 
-def _add_up(term: str, largest: bool) -> list[str]:
-    added = "maximum(_get(_lanes, _j), _term)" if largest else "_get(_lanes, _j) + _term"
+def _words(*names: str) -> list[str]:
+    return [f"    _{name} = word(_words, {k})" for k, name in enumerate(names)]
+
+
+def _sum(term: str, largest: bool) -> list[str]:
     return [
-        "_clear(_lanes, max(_count, 1))",
+        f"for _j in range(max(1, min(_count, {UPPER_LANES}))):",
+        "    _put(_lanes, _j, number(0))",
         f"for _begin_k in range(0, _count, {UPPER_LANES}):",
         f"    for _j in range(min({UPPER_LANES}, _count - _begin_k)):",
         "        _k = _begin_k + _j",
-        f"        _term = {term}",
-        f"        _put(_lanes, _j, {added})",
-        f"_sum = {'fold_largest' if largest else 'fold'}(_lanes, 0, max(1, min(_count, {UPPER_LANES})), _get, _put)",
+        f"        _put(_lanes, _j, {_joined('_get(_lanes, _j)', term, largest)})",
+        f"_terms_here = max(1, min(_count, {UPPER_LANES}))",
+        f"_sum = {'find_largest' if largest else 'add_up'}(_lanes, 0, _terms_here, {UPPER_LANES}, _get, _put)",
     ]
+
+
+def _joined(a: str, b: str, largest: bool) -> str:
+    return f"maximum({a}, {b})" if largest else f"{a} + {b}"
 
 
 def _indented(by: int, lines: list[str]) -> list[str]:

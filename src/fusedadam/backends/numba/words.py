@@ -18,8 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["NUMBER", "abs", "divide", "fold", "fold_largest", "inline", "kernel", "load", "maximum", "minimum", "power"]
-__all__ += ["scratch", "sqrt", "store", "stored", "take", "where", "word"]
+__all__ = ["NUMBER", "abs", "add_up", "divide", "find_largest", "inline", "kernel", "load", "maximum", "minimum"]
+__all__ += ["power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -134,12 +134,16 @@ def scratch(compute: str, length: int) -> Any:
     return new, get, put
 
 
-def _folder(combine: Any) -> Any:
-    """``fold(array, first, count, get, put)``: neighbours in pairs, and so on until one is left; see fusedadam.sums."""
+def _adder(combine: Any) -> Any:
+    """``add_up(array, count, lanes, get, put)``: in the order of fusedadam.sums, in place, where the terms are."""
 
     @inline
-    def fold(array: Any, first: Any, count: Any, get: Any, put: Any) -> Any:
-        while count > 1:
+    def add_up(array: Any, first: Any, count: Any, lanes: Any, get: Any, put: Any) -> Any:
+        for begin in range(first + lanes, first + count, lanes):
+            for j in range(min(lanes, first + count - begin)):
+                put(array, first + j, combine(get(array, first + j), get(array, begin + j)))
+        count = min(count, lanes)
+        while count > 1:  # neighbours in pairs, and so on until one is left
             half = count // 2
             for j in range(half):
                 put(array, first + j, combine(get(array, first + 2 * j), get(array, first + 2 * j + 1)))
@@ -148,7 +152,7 @@ def _folder(combine: Any) -> Any:
             count = half + count % 2
         return get(array, first)
 
-    return fold
+    return add_up
 
 
 @inline
@@ -156,7 +160,7 @@ def _add(a: Any, b: Any) -> Any:
     return a + b
 
 
-fold, fold_largest = _folder(_add), _folder(maximum)
+add_up, find_largest = _adder(_add), _adder(maximum)
 
 
 def load(storage: str, compute: str) -> Any:

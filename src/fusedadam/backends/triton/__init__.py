@@ -22,7 +22,7 @@ from torch import Tensor
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, sums, words
 from fusedadam.launch import Part
-from fusedadam.launch_table import LaunchTable, Roles
+from fusedadam.launch_table import LaunchTable, Roles, sent
 from fusedadam.stages import Stage, Sum
 from fusedadam.sums import LANES, UPPER_LANES
 
@@ -36,26 +36,31 @@ class Tile(NamedTuple):
 
 
 class RowTile(NamedTuple):
-    """Segments of rows handled side by side, lanes of each, and warps that handle them."""
+    """Rows handled side by side by a warp, the lanes of each, and how many times a program does so."""
 
     rows: int
     lanes: int
-    warps: int
+    run: int
 
 
 # Of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square root are
 # correctly rounded), and want fewer elements a thread.
 WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
-# By the longest row that each serves. A row to a warp: its lanes are then added without shared memory.
-ROW_TILES = {16: RowTile(64, 16, 4), 128: RowTile(8, 128, 4), None: RowTile(1, LANES, 1)}
+# By the longest row that each serves. Whatever is added up stays within a warp: no shared memory, no barrier.
+ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time
 
 Run = Callable[[], None]
+Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 
 def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+    chunks: Chunks = {}
     runs = {
-        stage.position: [*_stage(table, stage), *_combine(table, [s for s in stage.sums if not table.is_whole(s)])]
+        stage.position: [
+            *_stage(table, stage, chunks),
+            *_combine(table, [s for s in stage.sums if not table.is_whole(s)]),
+        ]
         for stage in table.special.stages
     }
 
@@ -70,25 +75,28 @@ def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
     return {position: runner(own) for position, own in runs.items()}
 
 
-def _stage(table: LaunchTable, stage: Stage) -> list[Run]:
+def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
     tensors = table.words.shape[1]
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
     if not stage.in_segments:
         tile = NARROW if set(table.storage.values()) <= {"f16", "bf16"} and stage.space == "element" else WIDE
-        tensor, first = table.chunks(stage, np.full(tensors, tile.chunk))
-        return [_launch(table, stage, *_sent(table, tensor, first), len(tensor), (tile.chunk, tile.block), tile.warps)]
+        tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
+        return [_launch(table, stage, tensor, first, len(tensor), (tile.chunk, tile.block), tile.warps)]
     launches = []
     widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
     done = np.zeros(tensors, dtype=bool)
     for longest, row_tile in ROW_TILES.items():
         mine = ~done & (widths <= (longest or widths.max(initial=0)))
         done |= mine
-        tensor, first = table.chunks(stage, np.full(tensors, row_tile.rows), only=mine)
-        if len(tensor):
-            shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes))
-            launches.append(_launch(table, stage, *_sent(table, tensor, first), len(tensor), shape, row_tile.warps))
+        key = (stage.space, row_tile)  # several stages go by the same chunks
+        if key not in chunks:
+            steps = np.full(tensors, row_tile.rows * row_tile.run)
+            chunks[key] = _sent(table, *table.chunks(stage, steps, only=mine))
+        if len(chunks[key][0]):
+            shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
+            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), shape, warps=1))
     return launches
 
 
@@ -128,7 +136,7 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
         own = [one for one in unfinished if (one.over, one.largest) == kind]
         over, largest = kind
         rows = [(table.at[f"_part_{one.name}"], table.at[one.name]) for one in own]
-        plan = torch.tensor(rows, dtype=torch.int64).to(table.device)
+        plan = sent(np.array(rows, dtype=np.int64), table.device)
         element = own[0].of == "element"
         dtype = tl.float32 if element and table.compute == "f32" else tl.float64
         tensors = table.words.shape[1]
@@ -152,9 +160,9 @@ def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Run:
     """Adds up ``one`` over each list of parts, and gives every part the result."""
     device = parts[0][0].table.device
     every = [part for own in parts for part in own]
-    terms = torch.tensor([part.table.entry(part.term, part.column) for part in every]).to(device)
-    results = torch.tensor([part.table.entry(one.name, part.column) for part in every]).to(device)
-    begins = torch.from_numpy(np.cumsum([0, *map(len, parts)], dtype=np.int64)).to(device)
+    terms = sent(np.array([part.table.entry(part.term, part.column) for part in every]), device)
+    results = sent(np.array([part.table.entry(one.name, part.column) for part in every]), device)
+    begins = sent(np.cumsum([0, *map(len, parts)], dtype=np.int64), device)
     lanes = _lanes(max(map(len, parts)))
     arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
     ready = _ready(device, sums.share, (len(parts), 1, 1), arguments, 4)
@@ -185,7 +193,7 @@ def _ready(
 
 
 def _sent(table: LaunchTable, *arrays: Any) -> tuple[Tensor, Tensor]:
-    first, second = (torch.from_numpy(np.ascontiguousarray(a, dtype=np.int64)).to(table.device) for a in arrays)
+    first, second = (sent(np.ascontiguousarray(a, dtype=np.int64), table.device) for a in arrays)
     return first, second
 
 

@@ -42,7 +42,7 @@ class _Writer:
         shapes = (
             "BLOCK"
             if self.stage.space == "tensor"
-            else "ROWS, LANES, LOG"
+            else "ROWS, LANES, LOG, RUN"
             if self.stage.in_segments
             else "CHUNK, BLOCK"
         )
@@ -110,59 +110,65 @@ class _Writer:
         ]
 
     def segments(self) -> list[str]:
-        stage, kind, size = self.stage, TYPES[self.compute], SEGMENT[self.stage.space]
-        elements = stage.space == "element"
-        geometry = ("_width", "_pieces", "_segments") if elements else ("_rows", "_row_segments", "_row_segments")
-        loop = "for _column in range(0, _longest, LANES):"
-        lanes = [
-            f"_lanes_{one.name} = "
-            + (f"maximum(_lanes_{one.name}, {{0}})" if one.largest else f"_lanes_{one.name} + {{0}}").format(
-                f"_term_{one.name}"
-            )
-            for one in stage.sums
-        ]
+        stage, size = self.stage, SEGMENT[self.stage.space]
+        geometry = ("_width", "_pieces", "_segments")
+        if stage.space == "row":  # the rows of a tensor are one row of rows
+            geometry = ("_rows", "_row_segments", "_row_segments")
         return [
+            f"_width = {self.entry(geometry[0])}",
+            f"_pieces = {self.entry(geometry[1])}",
+            f"_segments = {self.entry(geometry[2])}",
+            "_aligned = (_width % 16 == 0) & (_together % 16 == 0)",
+            "_turns = tl.minimum((_segments - _first + ROWS - 1) // ROWS, RUN)",
+            "for _turn in range(0, _turns):",
+            "    _k = _first + _turn * ROWS + tl.arange(0, ROWS)",
+            "    _live_row = _k < _segments",
+            "    if ROWS > 1:  # only short rows are handled side by side: each is whole",
+            "        _row = _k",
+            "        _start = _row * _width",
+            "        _longest = _width",
+            "    else:",
+            "        _row = _k // _pieces",
+            f"        _piece = ((_first + _turn) % _pieces) * {size}",
+            "        _start = _row * _width + _piece",
+            f"        _longest = tl.minimum(_width - _piece, {size})",
+            *_indented(4, self.rows_and_lanes()),
+            "    if _aligned & (_longest % LANES == 0) & (_first + (_turn + 1) * ROWS <= _segments):",
+            *_indented(8, self.pointers(aligned=True)),
+            "        _start = tl.multiple_of(_start, 16)",
+            "        for _column in range(0, _longest, LANES):",
+            "            _i = _start[:, None] + tl.multiple_of(_column, LANES) + tl.arange(0, LANES)[None, :]",
+            *_indented(12, [*self.visit(mask=""), *self.add()]),
+            "    else:",
+            *_indented(8, self.pointers(aligned=False)),
+            "        for _column in range(0, _longest, LANES):",
+            "            _j = _column + tl.arange(0, LANES)[None, :]",
+            "            _i = _start[:, None] + _j",
+            "            _live = (_j < _longest) & _live_row[:, None]",
+            *_indented(12, self.visit(mask=", mask=_live")),
+            *(f"            _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
+            *_indented(12, self.add()),
             *(
-                f"{name} = {self.entry(row)}"
-                for name, row in zip(("_width", "_pieces", "_segments"), geometry, strict=True)
-            ),
-            "_k = _first + tl.arange(0, ROWS)",
-            "_live_row = _k < _segments",
-            "_row = _k // _pieces",
-            f"_piece = (_k - _row * _pieces) * {size}",
-            "_start = _row * _width + _piece",
-            f"_length = tl.where(_live_row, tl.minimum(_width - _piece, {size}), 0)",
-            f"_longest = tl.minimum(_width, {size})",
-            "if ROWS == 1:",
-            f"    _longest = tl.minimum(_width - (_first % _pieces) * {size}, {size})",
-            *(
-                f"{r} = tl.load(_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]})) + _row, mask=_live_row, other=0)"
-                f".to({kind})[:, None]"
-                for r in stage.rows
-            ),
-            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {kind})" for one in stage.sums),
-            "_full = (_longest % LANES == 0) & (_first + ROWS <= _segments)",
-            "_full = _full & (_width % 16 == 0) & (_together % 16 == 0)",
-            "if ROWS > 1:",
-            "    _full = _full & (_pieces == 1)",
-            "if _full:",
-            *_indented(4, [*self.pointers(aligned=True), "_start = tl.multiple_of(_start, 16)", loop]),
-            "        _i = _start[:, None] + tl.multiple_of(_column, LANES) + tl.arange(0, LANES)[None, :]",
-            *_indented(8, [*self.visit(mask=""), *lanes]),
-            "else:",
-            *_indented(4, [*self.pointers(aligned=False), loop]),
-            "        _j = _column + tl.arange(0, LANES)[None, :]",
-            "        _i = _start[:, None] + _j",
-            "        _live = _j < _length[:, None]",
-            *_indented(8, self.visit(mask=", mask=_live")),
-            *(f"        _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
-            *_indented(8, lanes),
-            *(
-                f"tl.store(_at__part_{one.name}.to(tl.pointer_type({kind})) + _k, "
+                f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({TYPES[self.compute]})) + _k, "
                 f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
                 for one in stage.sums
             ),
         ]
+
+    def rows_and_lanes(self) -> list[str]:
+        """The values by row of these rows, and lanes for what is summed over them."""
+        kind = TYPES[self.compute]
+        places = {r: f"_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]})) + _row" for r in self.stage.rows}
+        return [
+            *(f"{r} = tl.load({at}, mask=_live_row, other=0).to({kind})[:, None]" for r, at in places.items()),
+            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {kind})" for one in self.stage.sums),
+        ]
+
+    def add(self) -> list[str]:
+        def joined(lanes: str, term: str, largest: bool) -> str:
+            return f"{lanes} = maximum({lanes}, {term})" if largest else f"{lanes} = {lanes} + {term}"
+
+        return [joined(f"_lanes_{one.name}", f"_term_{one.name}", one.largest) for one in self.stage.sums]
 
     def pointers(self, aligned: bool) -> list[str]:
         plain = {r: f"_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]}))" for r in self.stage.arrays}
