@@ -67,8 +67,9 @@ def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator
 
 # rules of one stage, and rules that sum
 CASES = [*all_flags(adam, ADAM, clipped=False), *all_flags(ema_adam, EMA, clipped=False)]
+ALL_ADAMP = list(all_flags(adamp, ADAMP))
 SUMMING = [
-    *all_flags(adamp, ADAMP),
+    *(ALL_ADAMP[k] for k in (0, 3, 5, 6)),  # every pair of flags
     *all_flags(adam, ADAM, clipped=True, maximize=False),
     *all_flags(ema_adam, EMA, clipped=True),
     *(Case(bert_adam, {**dict.fromkeys(bert_adam.flags, False), f"clip_{own}": True}, BERT) for own in CLIPS),

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import functional
-from fusedadam.optimizers import adamw, ema_adamw
+from fusedadam import clipping, functional, schedules
+from fusedadam.optimizers import adamp, adamw, bert_adam, ema_adamw
 from tests.support import BF16, F32, F64, PLACES
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def test_the_worked_example_checks_its_options(lion):
     type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **optimizer.defaults)
 
 
-@pytest.mark.parametrize("name", ["README.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/adamp-bertadam-clipping.md"])
 def test_the_code_in_the_documents_runs(name):
     blocks = code_blocks(name)
     assert blocks
@@ -76,7 +76,10 @@ def test_the_code_in_the_documents_runs(name):
         exec(compile(block, name, "exec"), space)
 
 
-@pytest.mark.parametrize("module", [adamw, ema_adamw, functional], ids=lambda m: m.__name__)
+DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, schedules]
+
+
+@pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)
 def test_the_examples_in_docstrings_run(module):
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted

@@ -65,8 +65,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         checks.number("lr", group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
-        if (limit := group.get("max_grad_norm")) is not None and limit != -1:
-            checks.number("max_grad_norm", limit)
+        if group.get("max_grad_norm") is not None:
+            checks.number("max_grad_norm", group["max_grad_norm"])
         if group.get("backend") is not None:
             backends.check(group["backend"])
 

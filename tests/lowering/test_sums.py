@@ -18,6 +18,7 @@ from fusedadam.rule import Flag, RuleError, Scalar, Value, Values, rule
 from fusedadam.words import group_sum, largest, row_sum, sqrt, tensor_sum, total, where
 from tests.support import (
     ADAMP,
+    ALL_ADAMP,
     BF16,
     F16,
     F32,
@@ -30,23 +31,8 @@ from tests.support import (
     draw,
 )
 
-# rows of one and of nine, one row, one column, more rows than a segment of them, rows longer than a segment
-SHAPES = [
-    (),
-    (1,),
-    (7,),
-    (5, 7),
-    (40, 9),
-    (300, 1),
-    (1, 300),
-    (6, 257),
-    (2, 3, 3, 3),
-    (0, 4),
-    (3, 0),
-    (1100, 2),
-    (2, 8200),
-]
-HERE = [p for p in PLACES if p.values[0][0] == "cpu"]
+# rows of one and of nine, one row, one column, rows longer than a segment, nothing at all
+SHAPES = [(), (1,), (7,), (5, 7), (40, 9), (70, 1), (1, 300), (6, 257), (2, 3, 3, 3), (0, 4), (3, 0), (2, 8200)]
 
 
 def available():
@@ -65,6 +51,24 @@ def test_all_backends_give_the_same_bits(case, dtypes):
         assert not torch.equal(first[3]["param"], roles[3]["param"])
     for place, other in zip(available()[1:], others, strict=True):
         assert_same_bits(first, other, f"{place}, {dtypes}:")
+
+
+def test_more_rows_than_a_segment_of_them():
+    """On the interpreter that takes seconds, so it is tried once; the next test tries all flags."""
+    roles = draw(ALL_ADAMP[0], [(1100, 2), (5, 7)], [F32])
+    first, *others = [apply(ALL_ADAMP[0], roles, place) for place in available()]
+    for other in others:
+        assert_same_bits(first, other)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ALL_ADAMP, ids=lambda c: c.id)
+@pytest.mark.parametrize("dtypes", [[F32], [BF16], [F16], [F64], [BF16, F32, F16], [F32, BF16]], ids=str)
+def test_every_flag_of_adamp_in_many_dtypes(case, dtypes):
+    roles = draw(case, [*SHAPES, (1100, 2), (3, 20_000)], dtypes, seed=4)
+    first, *others = [apply(case, roles, place) for place in available()]
+    for other in others:
+        assert_same_bits(first, other)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -234,7 +234,7 @@ def step_and_judge(place, params, kinds, state_dtype=None, slack=4, **options):
 LOW = [(BF16, None), (F16, None), (BF16, F32), (F16, F32), (F32, BF16)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK)
 @pytest.mark.parametrize(("dtype", "state_dtype"), LOW, ids=str)
 def test_low_precision_decides_by_float32_sums_of_the_stored_values(dtype, state_dtype, place):
     params = [torch.nn.Parameter(v.to(place[0], dtype)) for v in values([(6, 20), (4, 3, 3, 3), (33,)])]
@@ -242,7 +242,7 @@ def test_low_precision_decides_by_float32_sums_of_the_stored_values(dtype, state
     assert seen == {"channel", "layer", "none"}
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK)
 @pytest.mark.parametrize("shape", [(2, 8200), (1, 20011), (2, 3, 4000), (3001, 2)], ids=str)
 def test_wide_rows_and_many_rows(shape, place):
     params = [torch.nn.Parameter(v.to(place[0], F32)) for v in values([shape])]

@@ -83,11 +83,11 @@ class BertAdam(FusedOptimizer):
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = BertAdam(model.parameters(), lr=1e-3, warmup=0.1, t_total=100)
+        >>> optimizer = BertAdam(model.parameters(), lr=1e-3, warmup=0.5, t_total=100)
         >>> model(torch.ones(4, 2)).sum().backward()
         >>> optimizer.step()
         >>> optimizer.get_lr()
-        [0.0001, 0.0001]
+        [2e-05, 2e-05]
     """
 
     rule = bert_adam
@@ -104,7 +104,7 @@ class BertAdam(FusedOptimizer):
     # fmt: on
 
     def check(self, group: Group) -> None:
-        super().check(group)
+        super().check({**group, "max_grad_norm": None} if group["max_grad_norm"] == -1 else group)
         for name in ("b1", "b2"):
             checks.number(name, group[name], below=1.0)
         checks.number("e", group["e"])
