@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +62,11 @@ def _load(title: str, text: str, made_for: str) -> ModuleType:
         del sys.modules[qualified]
         raise
     return module
+
+
+def indented(by: int, lines: Iterable[str]) -> list[str]:
+    """Lines of source, so many spaces further in."""
+    return [" " * by + line for line in lines]
 
 
 @functools.cache

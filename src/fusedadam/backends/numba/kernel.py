@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusedadam.generated import indented
 from fusedadam.stages import Stage
 from fusedadam.sums import LANES, SEGMENT
 
@@ -82,14 +83,14 @@ def _body(stage: Stage, at: Mapping[str, int], scaled: bool) -> list[str]:
         *(f"        _at_{name} = word{entry(name)}" for name in addresses),
         *(f"        {name} = scalar{entry(name)}" for name in stage.scalars),
         *(f"        {name} = word{entry(row)}" for name, row in sizes.items()),
-        *_indented(8, _in_segments(stage, scaled) if stage.in_segments else _straight(stage, scaled)),
+        *indented(8, _in_segments(stage, scaled) if stage.in_segments else _straight(stage, scaled)),
     ]
 
 
 def _straight(stage: Stage, scaled: bool) -> list[str]:
     return [
         "for _i in range(_first, min(_first + _chunk_size, _size)):",
-        *_indented(4, _visit(stage, scaled)),
+        *indented(4, _visit(stage, scaled)),
     ]
 
 
@@ -120,7 +121,7 @@ def _in_segments(stage: Stage, scaled: bool) -> list[str]:
         "for _j in range(_count * _terms):",
         "    _i = _start + _j",
         *(f"    {row} = _get(_wide_{row}, _j)" for row in stage.rows),
-        *_indented(4, visit),
+        *indented(4, visit),
         # a lane begins at 0: minus zero must not survive here and nowhere else
         *(f"    _put(_lanes_{one.name}, _j, number(0) + _term_{one.name})" for one in stage.sums),
     ]
@@ -145,16 +146,16 @@ def _in_segments(stage: Stage, scaled: bool) -> list[str]:
             f"for _column in range(0, _length, {LANES}):",
             f"    for _j in range(min({LANES}, _length - _column)):",
             "        _i = _start + _column + _j",
-            *_indented(8, [*visit, *added]),
+            *indented(8, [*visit, *added]),
         ]
     else:
-        long += ["for _i in range(_start, _start + _length):", *_indented(4, visit)]
-    both = [f"if _width <= {BLOCK}:", *_indented(4, short), "else:", *_indented(4, long)]
+        long += ["for _i in range(_start, _start + _length):", *indented(4, visit)]
+    both = [f"if _width <= {BLOCK}:", *indented(4, short), "else:", *indented(4, long)]
     return [
         f"_stop = min(_first + max(1, _chunk_size // min({segment}, _width)), _segments)",
         "while _first < _stop:",
-        *_indented(4, both if segment > BLOCK else short),
-        *_indented(4, _finish(stage)),
+        *indented(4, both if segment > BLOCK else short),
+        *indented(4, _finish(stage)),
         "    _first += _count",
     ]
 
@@ -166,7 +167,7 @@ def _finish(stage: Stage) -> list[str]:
         f"{'find_largest' if one.largest else 'add_up'}(_lanes_{one.name}, _r * _stride, _terms, {LANES}, _get, _put))"
         for one in stage.sums
     ]
-    return ["for _r in range(_count):", *_indented(4, finished)] if finished else []
+    return ["for _r in range(_count):", *indented(4, finished)] if finished else []
 
 
 def _visit(stage: Stage, scaled: bool) -> list[str]:
@@ -182,7 +183,3 @@ def _visit(stage: Stage, scaled: bool) -> list[str]:
 def _results(stage: Stage) -> str:
     names = [*(f"_new_{r}" for r in stage.writes), *(f"_term_{one.name}" for one in stage.sums)]
     return ", ".join(names) + "," * (len(names) == 1)
-
-
-def _indented(by: int, lines: list[str]) -> list[str]:
-    return [" " * by + line for line in lines]

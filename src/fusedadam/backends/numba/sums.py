@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fusedadam.generated import indented
 from fusedadam.stages import Sum
 from fusedadam.sums import UPPER_LANES
 
@@ -35,7 +36,7 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
         lines += [
             f"        _from, _count = {entry(part)}, {entry('_pieces' if by_row else segments)}",
             f"        for _r in range({entry('_rows') if by_row else 1}):",
-            *_indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
+            *indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
             f"            store_{storage[one.name]}({entry(one.name)}, _r, _sum)"
             if by_row
             else f"            store_f64(_table, {at[one.name]} * _tensors + _t, _sum)",
@@ -50,7 +51,7 @@ def share(largest: bool) -> str:
         "    for _s in range(_sums):",
         "        _begin = word(_begins, _s)",
         "        _count = word(_begins, _s + 1) - _begin",
-        *_indented(8, _sum("load_f64(word(_terms, _begin + _k), 0)", largest)),
+        *indented(8, _sum("load_f64(word(_terms, _begin + _k), 0)", largest)),
         "        for _k in range(_count):",
         "            store_f64(word(_results, _begin + _k), 0, _sum)",
     ]
@@ -76,7 +77,3 @@ def _sum(term: str, largest: bool) -> list[str]:
 
 def _joined(a: str, b: str, largest: bool) -> str:
     return f"maximum({a}, {b})" if largest else f"{a} + {b}"
-
-
-def _indented(by: int, lines: list[str]) -> list[str]:
-    return [" " * by + line for line in lines]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusedadam.generated import indented
 from fusedadam.stages import Stage
 from fusedadam.sums import SEGMENT
 
@@ -99,14 +100,14 @@ class _Writer:
         return [
             f"_size = {self.entry('_size' if self.stage.space == 'element' else '_rows')}",
             "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
-            *_indented(4, [*self.pointers(aligned=True), loop]),
+            *indented(4, [*self.pointers(aligned=True), loop]),
             "        _i = tl.multiple_of(_first + _offset, BLOCK) + tl.arange(0, BLOCK)",
-            *_indented(8, self.visit(mask="")),
+            *indented(8, self.visit(mask="")),
             "else:",
-            *_indented(4, [*self.pointers(aligned=False), loop]),
+            *indented(4, [*self.pointers(aligned=False), loop]),
             "        _i = _first + _offset + tl.arange(0, BLOCK)",
             "        _live = _i < _size",
-            *_indented(8, self.visit(mask=", mask=_live")),
+            *indented(8, self.visit(mask=", mask=_live")),
         ]
 
     def segments(self) -> list[str]:
@@ -132,22 +133,22 @@ class _Writer:
             f"        _piece = ((_first + _turn) % _pieces) * {size}",
             "        _start = _row * _width + _piece",
             f"        _longest = tl.minimum(_width - _piece, {size})",
-            *_indented(4, self.rows_and_lanes()),
+            *indented(4, self.rows_and_lanes()),
             "    if _aligned & (_longest % LANES == 0) & (_first + (_turn + 1) * ROWS <= _segments):",
-            *_indented(8, self.pointers(aligned=True)),
+            *indented(8, self.pointers(aligned=True)),
             "        _start = tl.multiple_of(_start, 16)",
             "        for _column in range(0, _longest, LANES):",
             "            _i = _start[:, None] + tl.multiple_of(_column, LANES) + tl.arange(0, LANES)[None, :]",
-            *_indented(12, [*self.visit(mask=""), *self.add()]),
+            *indented(12, [*self.visit(mask=""), *self.add()]),
             "    else:",
-            *_indented(8, self.pointers(aligned=False)),
+            *indented(8, self.pointers(aligned=False)),
             "        for _column in range(0, _longest, LANES):",
             "            _j = _column + tl.arange(0, LANES)[None, :]",
             "            _i = _start[:, None] + _j",
             "            _live = (_j < _longest) & _live_row[:, None]",
-            *_indented(12, self.visit(mask=", mask=_live")),
+            *indented(12, self.visit(mask=", mask=_live")),
             *(f"            _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
-            *_indented(12, self.add()),
+            *indented(12, self.add()),
             *(
                 f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({TYPES[self.compute]})) + _k, "
                 f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
@@ -199,7 +200,3 @@ class _Writer:
 
     def round_trip(self, role: str) -> str:
         return f"{self.rounded('x', role)}.to({TYPES[self.compute]})"
-
-
-def _indented(by: int, lines: list[str]) -> list[str]:
-    return [" " * by + line for line in lines]
