@@ -39,6 +39,11 @@ def one_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a number or a tensor of one element")
 
 
+def largest_norm(name: str, value: Any) -> float:
+    """At least 0; infinity is allowed, and never reached."""
+    return math.inf if value == math.inf else number(name, value)
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")

@@ -53,8 +53,9 @@ def clip(
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-) -> Tensor:
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:  # fmt: skip
     """Scales the gradients so that their norm, taken over all of them together, is at most ``max_norm``, and returns
     what it was.
 
@@ -68,9 +69,10 @@ def clip_grad_norm_(
 
     Args:
         parameters: parameters, or one, whose gradients are clipped; those without a gradient are left out
-        max_norm: the norm that is allowed
+        max_norm: the norm that is allowed; infinity only takes the norm
         norm_type: any p > 0 of a p-norm, ``float("inf")`` for the largest absolute value
         error_if_nonfinite: raise RuntimeError if the norm is NaN or infinite
+        foreach: accepted, as torch does; it chooses nothing
 
     Example:
         >>> param = torch.nn.Parameter(torch.zeros(2))
@@ -80,7 +82,10 @@ def clip_grad_norm_(
         >>> param.grad
         tensor([0.6000, 0.8000])
     """
-    max_norm = checks.number("max_norm", max_norm)
+    max_norm = checks.largest_norm("max_norm", max_norm)
+    checks.boolean("foreach", foreach, or_none=True)
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise RuntimeError("clip_grad_norm_() cannot be captured in a CUDA graph; use torch.nn.utils.clip_grad_norm_")
     order = _order(norm_type)
     grads = [p.grad for p in ([parameters] if isinstance(parameters, Tensor) else parameters) if p.grad is not None]
     if not grads:
@@ -119,7 +124,9 @@ def _launches(grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[s
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
     plain = all(g.layout == torch.strided for g in grads)  # others have no strides, and are refused below
     layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in grads if plain)
-    key = (tuple(flags.items()), layouts)
+    # a table that a kernel on another stream still reads must not be written to
+    streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in grads} if d.type == "cuda")
+    key = (tuple(flags.items()), layouts, streams)
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:

@@ -49,6 +49,7 @@ class Launch:
 
     def begin(self, roles: Sequence[Roles]) -> None:
         """``roles`` of all parameters that take part; read only if ``needs_tensors``."""
+        self._copies = []
         if self.needs_tensors:
             self._mine = [dict(roles[k]) for k in self.table.members]
         for role, k in self.table.copied:
@@ -66,6 +67,8 @@ class Launch:
         for role, original, copy in self._copies:
             if role in self.table.special.outputs:
                 original.copy_(copy)
+
+    def forget(self) -> None:
         self._mine, self._copies = [], []
 
 
@@ -101,18 +104,23 @@ class Launches:
         for launch in self._all:
             launch.table.set_scalars(scalars, whose)
 
-    def run(self, roles: Sequence[Roles]) -> None:
-        for launch in self._all:
-            launch.begin(roles)
-        for position in self._positions:
+    def run(self, roles: Sequence[Roles], before_anything_is_written: Run = lambda: None) -> None:
+        try:
             for launch in self._all:
-                launch.run(position)
-            # Here the sums of this process are complete, and nothing has been decided from them yet: a parameter that
-            # is sharded needs them added up across processes before the next position.
-            for add_up in self._shared.get(position, ()):
-                add_up()
-        for launch in self._all:
-            launch.end()
+                launch.begin(roles)
+            before_anything_is_written()
+            for position in self._positions:
+                for launch in self._all:
+                    launch.run(position)
+                # Here the sums of this process are complete, and nothing has been decided from them yet: a parameter
+                # that is sharded needs them added up across processes before the next position.
+                for add_up in self._shared.get(position, ()):
+                    add_up()
+            for launch in self._all:
+                launch.end()
+        finally:
+            for launch in self._all:
+                launch.forget()
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

@@ -97,6 +97,7 @@ class Lowering(ast.NodeTransformer):
     ) -> None:
         self.source, self.flags, self.every_branch = source, flags, every_branch
         self.helpers: Helpers = {} if helpers is None else helpers
+        self.conditions: set[str] = set()  # helpers that return one
         self.assigned: set[str] = set()
         self.read_first: set[str] = set()  # read before anything was assigned to them: the real inputs
 
@@ -236,6 +237,10 @@ class Lowering(ast.NodeTransformer):
             result = ast.Return(lowering.visit(source.result))
             name = f"{function.__name__}_{len(self.helpers)}"
             self.helpers[function] = name, define(name, list(source.kinds), [*body, result])
+            if isinstance(source.result, ast.Compare) or (
+                isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
+            ):
+                self.conditions.add(name)
         return self.helpers[function][0]
 
     def generic_visit(self, node: ast.AST) -> ast.AST:

@@ -66,7 +66,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
         if group.get("max_grad_norm") is not None:
-            checks.number("max_grad_norm", group["max_grad_norm"])
+            checks.largest_norm("max_grad_norm", group["max_grad_norm"])
         if group.get("backend") is not None:
             backends.check(group["backend"])
 
@@ -115,7 +115,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """The norm of all gradients in the last step, before clipping, on their device; None if no group clips."""
+        """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
         if self._last_plan is None:
             return None
         return norm_of(self._last_plan.launches, "grad_norm")

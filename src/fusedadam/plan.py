@@ -94,8 +94,7 @@ class Plan:
         if self.launches.needs_tensors:
             tensors = list(find(self.snapshot.slots, params, states))
             roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
-        steps.set(self.steps, step)
-        self.launches.run(roles)
+        self.launches.run(roles, before_anything_is_written=lambda: steps.set(self.steps, step))
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         torch.autograd.graph.increment_version(written)

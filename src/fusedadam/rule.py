@@ -22,9 +22,8 @@ The contract for authors:
 - ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters; everything that
   is the same for all elements of a parameter belongs there. ``row_length`` and ``numel`` are the parameter's own; so is
   the flag ``matrix``: two dimensions or more.
-- ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may stand wherever a value may: ``stages.py``
-divides the
-  rule where it waits for them. What is made of sums and scalars is calculated in float64.
+- ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may stand wherever a value may:
+  ``stages.py`` divides the rule where it waits for them. What is made of sums and scalars is calculated in float64.
 - ``reports`` names such values, one for each parameter, that can be asked for after a step.
 
 What breaks the contract is refused when the rule is defined, with the line and what to write instead.

@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusedadam.lowering import Function, Lowering, call, define
+from fusedadam.lowering import RESERVED, Function, Lowering, call, define
 from fusedadam.words import SUMS
 
 ROUND = 5
@@ -102,21 +102,23 @@ def split(
 ) -> Split:  # fmt: skip
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
     scalars = [name for name, kind in source.kinds.items() if kind == "Scalar"]
-    splitter = _Splitter(source, scalars, roles, body, {name for name, _ in lowering.helpers.values()})
+    helpers = {name for name, _ in lowering.helpers.values()}
+    splitter = _Splitter(source, scalars, roles, body, helpers, lowering.conditions)
     return splitter.result(stored, reports, [text for _, text in lowering.helpers.values()])
 
 
 class _Splitter:
     def __init__(
-        self, source: Function, scalars: Sequence[str], roles: Sequence[str], body: Sequence[ast.stmt], taken: set[str]
-    ) -> None:
-        self.source, self.roles, self.taken = source, roles, taken
+        self, source: Function, scalars: Sequence[str], roles: Sequence[str], body: Sequence[ast.stmt],
+        taken: set[str], conditions: set[str],
+    ) -> None:  # fmt: skip
+        self.source, self.roles, self.taken, self.conditions = source, roles, taken | RESERVED, conditions
         self.known = {name: _Known() for name in scalars} | {name: _Known("element") for name in roles}
         self.current: dict[str, str] = {}  # which version of a name is the present one
         self.statements: list[_Statement] = []
         self.defined: dict[str, int] = {}  # by which statement
         self.sums: dict[str, Sum] = {}
-        self.by_rows = any(_sums_rows(node) for statement in body for node in ast.walk(statement))
+        self.by_rows = any(_calls(node, "row_sum") for statement in body for node in ast.walk(statement))
         for statement in body:
             assert isinstance(statement, ast.Assign)
             self.assign(statement.targets[0], statement.value)
@@ -148,7 +150,7 @@ class _Splitter:
         return targets
 
     def version(self, name: str) -> str:
-        if name not in self.known:
+        if name not in self.known and name not in self.taken:
             return name
         versions = (f"{name}_{k}" for k in itertools.count(1))
         return next(v for v in versions if v not in self.known and v not in self.taken)
@@ -168,7 +170,10 @@ class _Splitter:
             self.named(part, known) if known.space not in (None, space) else part
             for part, known in zip(parts, infos, strict=True)
         ]
-        boolean = isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and all(k.boolean for k in infos))
+        chosen = infos[1:] if _calls(node, "where") else infos  # where(condition, a, b) is what a and b are
+        joined = isinstance(node, ast.BinOp) or _calls(node, "where")
+        boolean = isinstance(node, ast.Compare) or (joined and all(k.boolean for k in chosen))
+        boolean = boolean or any(_calls(node, name) for name in self.conditions)
         position = max(known.position for known in infos)
         return _with_parts(node, named), _Known(space, _first(space, position), boolean)
 
@@ -177,12 +182,10 @@ class _Splitter:
 
     def sum(self, node: ast.Call, word: str) -> tuple[ast.expr, _Known]:
         term, known = self.expression(node.args[0])
-        if known.space is None or (word == "row_sum" and known.space != "element"):
-            self.source.fail(
-                node, f"`{ast.unparse(node)}`: there is nothing to sum, it has one value for each {word[:-4]}"
-            )
-        name = f"{word}_{node.lineno}_{node.col_offset}"  # the same under all flags
         over = _OVER[word]
+        if known.space is None or (over in POSITIONS and FINENESS[known.space] <= FINENESS[over]):
+            self.source.fail(node, f"`{ast.unparse(node)}`: there is nothing to sum, it has one value for each {over}")
+        name = f"{word}_{node.lineno}_{node.col_offset}"  # the same under all flags
         if over in ("group", "all") and known.space != "tensor":
             term, known = self.sum_over("tensor", f"{name}_tensor", term, known, word == "largest")
         return self.sum_over(over, name, term, known, word == "largest")
@@ -204,13 +207,18 @@ class _Splitter:
     def result(self, stored: Sequence[str], reports: Sequence[str], helpers: list[str]) -> Split:
         self.finals = {self.current[role]: role for role in stored}
         kept = {r: self.current[r] for r in reports if r in self.current}
+        for report, name in kept.items():
+            if self.known[name].space != "tensor":
+                self.source.fail(
+                    self.source.tree, f"`{report}` cannot be reported: it has not one value for each tensor"
+                )
         self.needed = self.all_needed([*self.finals, *kept.values()])
         self.delay()
         sums = [s for s in self.sums.values() if s.name in self.needed]
         at = {name: _first("element", self.known[name].position) for name in self.finals}
-        self.last = max([*at.values(), 0])
         self.store_at = {role: at[name] for name, role in self.finals.items()}
         positions = sorted({*at.values(), *(s.position for s in sums if s.of == "element")})
+        self.last = max(positions, default=0)
         while True:
             try:
                 elements = [self.element_stage(p, sums, helpers) for p in positions]
@@ -396,8 +404,8 @@ def _first(space: str | None, position: int) -> int:
     return (rounds + 1) * ROUND + POSITIONS[space][0]
 
 
-def _sums_rows(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "row_sum"
+def _calls(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 def _assignment(statement: _Statement) -> ast.stmt:

@@ -9,7 +9,7 @@ same meaning to the bit:
 - NaN is contagious: ``maximum`` and ``minimum`` give NaN if either side is NaN;
 - ``where(condition, a, b)`` is the elementwise choice; ``if`` is for flags alone;
 - ``power(x, y)``, for x >= 0, is calculated in float64 and rounded: the one word that may differ by an ulp between
-backends.
+  backends.
 
 Sums look beyond the element: ``row_sum(x)`` adds the values of each row (an index of dimension 0), ``tensor_sum(x)``
 those of the parameter, ``group_sum(x)`` those of all parameters of its group that have gradients of its dtype,

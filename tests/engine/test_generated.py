@@ -129,3 +129,18 @@ def test_an_error_in_generated_source_leaves_no_half_module(tmp_path, monkeypatc
     with pytest.raises(ZeroDivisionError):
         generated.load("broken", "1 / 0", "")
     assert not [name for name in sys.modules if name.startswith("fusedadam.generated.broken")]
+
+
+def test_functions_that_kernels_call_have_names_of_their_own():
+    """Numba links what it loads by name and a number that each process counts from 1.
+
+    Two functions made by one factory had the same name: compiled in two processes, and loaded from the cache into a
+    third, one was taken for the other, and the largest of two numbers came out as their sum.
+    """
+    from numba.core.registry import CPUDispatcher
+
+    from fusedadam.backends.numba import words
+
+    names = [value.py_func.__qualname__ for value in vars(words).values() if isinstance(value, CPUDispatcher)]
+    assert len(set(names)) == len(names) > 5
+    assert not any("<locals>" in name for name in names)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam import launch, layout
 from tests.support import F32
 
 MAKERS = {
@@ -158,7 +159,7 @@ def test_a_state_dict_of_torchs_adamw_goes_on_in_adamp():
         (fusedadam.AdamP, {"max_grad_norm": -2.0}, "max_grad_norm"),
         (fusedadam.AdamW, {"max_grad_norm": "1"}, "max_grad_norm"),
         (fusedadam.AdamW, {"max_grad_norm": -1}, "max_grad_norm"),
-        (fusedadam.EmaAdamW, {"max_grad_norm": float("inf")}, "max_grad_norm"),
+        (fusedadam.EmaAdamW, {"max_grad_norm": float("nan")}, "max_grad_norm"),
         (fusedadam.BertAdam, {"t_total": 0}, "t_total"),
         (fusedadam.BertAdam, {"clip": "layer"}, "clip"),
         (fusedadam.BertAdam, {"schedule": None}, "schedule"),
@@ -175,6 +176,61 @@ def test_bert_adam_without_clipping():
         (stage,) = optimizer.rule.special(dict.fromkeys(optimizer.rule.flags, False)).stages
         assert_equal(train(optimizer, 2), train(fusedadam.BertAdam(leaves(), max_grad_norm=1e30), 2))
         assert not stage.sums
+
+
+def test_infinity_takes_the_norm_and_clips_nothing():
+    clipped, plain = fusedadam.AdamW(leaves(), max_grad_norm=float("inf")), fusedadam.AdamW(leaves())
+    assert_equal(train(clipped, 2), train(plain, 2))
+    grads = [p.grad.clone() for p in clipped.param_groups[0]["params"]]
+    norm = fusedadam.clip_grad_norm_(clipped.param_groups[0]["params"], float("inf"), foreach=True)
+    assert torch.equal(norm, clipped.grad_norm)
+    assert_equal([p.grad for p in clipped.param_groups[0]["params"]], grads)
+
+
+def test_a_call_that_failed_leaves_nothing_that_a_later_one_writes_back(monkeypatch):
+    """Copies of odd layouts are written back at the end: after a failure, not by the next call."""
+
+    def gradients(value):
+        params = [torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2)]
+        for p in params:
+            p.grad = torch.full((4, 8), value)[:, ::2]
+        return params
+
+    fusedadam.clip_grad_norm_(gradients(1.0), 1.0)
+    failing, calls = gradients(5.0), []
+
+    def copy_once(tensor, strides):
+        calls.append(tensor)
+        if len(calls) == 2:
+            raise MemoryError
+        return layout.copy_with(tensor, strides)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "copy_with", copy_once)
+        with pytest.raises(MemoryError):
+            fusedadam.clip_grad_norm_(failing, 1.0)
+    for p in failing:
+        p.grad.zero_()
+    fusedadam.clip_grad_norm_(gradients(1.0), 1.0)
+    assert all(p.grad.eq(0).all() for p in failing)
+
+
+def test_a_step_that_failed_before_it_wrote_does_not_count(monkeypatch):
+    param = torch.nn.Parameter(torch.zeros(4, 4))
+    param.grad = torch.ones(4, 8)[:, ::2]
+    optimizer = fusedadam.AdamW([param], max_grad_norm=1.0)
+    optimizer.step()
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "copy_with", fail)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    assert optimizer.state[param]["step"] == 1
+    optimizer.step()
+    assert optimizer.state[param]["step"] == 2
 
 
 @pytest.mark.parametrize("norm_type", [0, -1, float("nan"), float("-inf")])

@@ -266,6 +266,38 @@ def test_what_is_stored_in_between_is_seen_as_stored_by_every_stage(place):
     assert torch.equal(result["param"], own["param"] + state.float())
 
 
+def is_small(x, limit):
+    return x < limit
+
+
+@rule(scalars=lambda step: {"limit": 9.0})
+def awkward(param: Value, grad: Value, *, limit: Scalar) -> Values:
+    """Names that kernels use, conditions of helpers and where, values by row that are written and summed at once."""
+    scalar = row_sum(param * param)
+    table = sqrt(scalar) * limit
+    update = sqrt(tensor_sum(scalar))
+    small = is_small(row_sum(grad), limit)
+    either = where(update > 1, update < 5, update > 7)
+    param = where(small, param * table / update, param)
+    param = where(either, param, -param)
+    return param
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_an_awkward_rule_is_what_plain_python_makes_of_it(dtype, place):
+    case = Case(awkward, {}, {})
+    roles = draw(case, [(5, 7), (3, 300), (6,)], [dtype])
+    for own, result in zip(roles, apply(case, roles, place), strict=True):
+        plain = awkward(own["param"].double(), own["grad"].double(), limit=9.0)
+        torch.testing.assert_close(result["param"].double(), plain, rtol=1e-5, atol=1e-6)
+
+
+def bad_tensor_of_tensor(param: Value, grad: Value) -> Values:
+    param = param * tensor_sum(tensor_sum(grad) * 2.0)
+    return param
+
+
 def bad_nothing_to_sum(param: Value, grad: Value, *, s: Scalar) -> Values:
     param = param * tensor_sum(s)
     return param
@@ -301,6 +333,7 @@ def bad_other_round(param: Value, grad: Value, *, f: Flag) -> Values:
     [
         (bad_nothing_to_sum, "nothing to sum"),
         (bad_rows_of_rows, "nothing to sum"),
+        (bad_tensor_of_tensor, "nothing to sum"),
         (bad_in_a_helper, "sums belong in the rule itself"),
         (bad_two_arguments, "one argument"),
         (bad_other_round, "another round"),
@@ -310,3 +343,13 @@ def bad_other_round(param: Value, grad: Value, *, f: Flag) -> Values:
 def test_refused_in_words(function, says):
     with pytest.raises(RuleError, match=says):
         rule(scalars=lambda step, s=0: {"s": s})(function)
+
+
+@pytest.mark.parametrize("report", ["by_row", "by_element", "of_scalars"])
+def test_only_values_by_tensor_can_be_reported(report):
+    def reporting(param: Value, grad: Value, *, s: Scalar) -> Values:
+        by_row, by_element, of_scalars = row_sum(grad), grad * s, s * 2.0  # noqa: F841
+        return param
+
+    with pytest.raises(RuleError, match="cannot be reported"):
+        rule(scalars=lambda step: {"s": 1.0}, reports=(report,))(reporting)

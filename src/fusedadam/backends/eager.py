@@ -81,7 +81,8 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
         for k in range(len(table.sizes)):
             if table.rows[k] == 0:
                 continue
-            values = [_part(table, k, name).double() for name in stage.reads]
+            # copies: what is written may be kept where something was read
+            values = [_part(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
             results = update(*values, *(number(x) for x in _column(table, stage.scalars, k)))
             for name, value in zip(stage.writes, results, strict=False):
                 _part(table, k, name).copy_(value)

@@ -72,8 +72,7 @@ class BertAdam(FusedOptimizer):
         warmup: part of ``t_total`` in which the learning rate rises from 0, in [0, 1); -1 means none
         t_total: number of steps of the training; -1 means a constant learning rate, without ``schedule``
         schedule: ``"warmup_linear"``, ``"warmup_cosine"``, ``"warmup_constant"`` or ``"warmup_poly"``; the functions
-        are
-            in :mod:`fusedadam.schedules`
+            are in :mod:`fusedadam.schedules`
         b1, b2: decay of the two moments
         e: added to the denominator
         weight_decay: :math:`\lambda`, multiplied by the learning rate

@@ -134,10 +134,12 @@ def scratch(compute: str, length: int) -> Any:
     return new, get, put
 
 
-def _adder(combine: Any) -> Any:
-    """``add_up(array, count, lanes, get, put)``: in the order of fusedadam.sums, in place, where the terms are."""
+def _adder(name: str, combine: Any) -> Any:
+    """``add_up(array, first, count, lanes, get, put)``: in the order of fusedadam.sums, in place, where the terms are.
 
-    @inline
+    Each has a name of its own: what was compiled in different processes meets in one, by name, when it is loaded.
+    """
+
     def add_up(array: Any, first: Any, count: Any, lanes: Any, get: Any, put: Any) -> Any:
         for begin in range(first + lanes, first + count, lanes):
             for j in range(min(lanes, first + count - begin)):
@@ -152,7 +154,8 @@ def _adder(combine: Any) -> Any:
             count = half + count % 2
         return get(array, first)
 
-    return add_up
+    add_up.__name__ = add_up.__qualname__ = name
+    return inline(add_up)
 
 
 @inline
@@ -160,7 +163,7 @@ def _add(a: Any, b: Any) -> Any:
     return a + b
 
 
-add_up, find_largest = _adder(_add), _adder(maximum)
+add_up, find_largest = _adder("add_up", _add), _adder("find_largest", maximum)
 
 
 def load(storage: str, compute: str) -> Any:
