@@ -98,6 +98,11 @@ def torch_options(group: Mapping[str, Any]) -> None:
     storage_dtype("state_dtype", group.get("state_dtype"))
 
 
+def not_captured(why: str) -> None:
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise RuntimeError(why)
+
+
 def tensor(name: str, value: Any) -> None:
     """A tensor that a kernel can read: of a supported dtype, strided, and with memory behind it."""
     if not isinstance(value, Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from fusedadam.launch_table import Int64s, LaunchTable, Roles
@@ -19,6 +20,14 @@ class Part(NamedTuple):
     table: LaunchTable
     column: int
     term: str
+
+
+def addresses(one: Sum, parts: Sequence[Sequence[Part]]) -> tuple[Int64s, Int64s, Int64s]:
+    """Where the terms of a sum are and where it goes, part by part, and where each list of parts begins."""
+    every = [part for own in parts for part in own]
+    terms = np.array([part.table.entry(part.term, part.column) for part in every], dtype=np.int64)
+    results = np.array([part.table.entry(one.name, part.column) for part in every], dtype=np.int64)
+    return terms, results, np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
 
 Run: TypeAlias = Callable[[], None]
@@ -49,7 +58,6 @@ class Launch:
 
     def begin(self, roles: Sequence[Roles]) -> None:
         """``roles`` of all parameters that take part; read only if ``needs_tensors``."""
-        self._copies = []
         if self.needs_tensors:
             self._mine = [dict(roles[k]) for k in self.table.members]
         for role, k in self.table.copied:

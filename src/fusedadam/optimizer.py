@@ -184,8 +184,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _check_may_step(self) -> None:
         if self._no_steps is not None:
             raise RuntimeError(self._no_steps)
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            raise RuntimeError("step() cannot be captured in a CUDA graph: step counts and lr live on the host")
+        checks.not_captured("step() cannot be captured in a CUDA graph: step counts and lr live on the host")
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""

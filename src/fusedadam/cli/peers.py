@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusedadam.schedules import warmup_linear
+
 EMA_DECAY = 0.9999
 
 
@@ -85,11 +87,6 @@ class BertAdamLoop(Loop):
         if group["t_total"] != -1:
             lr *= warmup_linear(state["step"] / group["t_total"], group["warmup"])
         param.add_(-lr * update)
-
-
-def warmup_linear(progress: float, warmup: float) -> float:
-    """Up to 1 while ``progress`` is below ``warmup``, then down to 0 at the end."""
-    return progress / warmup if progress < warmup else max((progress - 1) / (warmup - 1), 0.0)
 
 
 class AdamPLoop(Loop):

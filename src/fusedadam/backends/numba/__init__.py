@@ -18,7 +18,7 @@ import torch
 
 from fusedadam import generated
 from fusedadam.backends.numba import kernel, sums, threading
-from fusedadam.launch import Part
+from fusedadam.launch import Part, addresses
 from fusedadam.launch_table import LaunchTable, Roles
 from fusedadam.stages import Stage, Sum
 
@@ -91,15 +91,10 @@ def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
 
 def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
     """Adds up ``one`` over each list of parts, and gives every part the result."""
-
-    every = [part for own in parts for part in own]
-    terms = np.array([part.table.entry(part.term, part.column) for part in every], dtype=np.int64)
-    results = np.array([part.table.entry(one.name, part.column) for part in every], dtype=np.int64)
-    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    arrays = (terms, results, begins)
-    addresses = [array.ctypes.data for array in arrays]
-    words = np.array([*addresses, len(parts)], dtype=np.int64)
-    return _call(_compile("share", sums.share(one.largest)), words, arrays, [part.table.words for part in every])
+    arrays = addresses(one, parts)
+    words = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
+    tables = [part.table.words for own in parts for part in own]
+    return _call(_compile("share", sums.share(one.largest)), words, arrays, tables)
 
 
 def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, sums, words
-from fusedadam.launch import Part
+from fusedadam.launch import Part, addresses
 from fusedadam.launch_table import LaunchTable, Roles, sent
 from fusedadam.stages import Stage, Sum
 from fusedadam.sums import LANES, UPPER_LANES
@@ -159,10 +159,7 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
 def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Run:
     """Adds up ``one`` over each list of parts, and gives every part the result."""
     device = parts[0][0].table.device
-    every = [part for own in parts for part in own]
-    terms = sent(np.array([part.table.entry(part.term, part.column) for part in every]), device)
-    results = sent(np.array([part.table.entry(one.name, part.column) for part in every]), device)
-    begins = sent(np.cumsum([0, *map(len, parts)], dtype=np.int64), device)
+    terms, results, begins = (sent(array, device) for array in addresses(one, parts))
     lanes = _lanes(max(map(len, parts)))
     arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
     ready = _ready(device, sums.share, (len(parts), 1, 1), arguments, 4)
