@@ -12,6 +12,8 @@ import torch
 
 import fusedadam
 from fusedadam import clipping, functional, schedules
+from fusedadam.ascend import aclnn, operators
+from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import adamp, adamw, bert_adam, ema_adamw
 from tests.support import BF16, F32, F64, PLACES
 
@@ -77,6 +79,7 @@ def test_the_code_in_the_documents_runs(name):
 
 
 DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, schedules]
+DOCUMENTED += [aclnn, ascend_optimizers, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

@@ -49,10 +49,15 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
-def ema_decay(value: Any) -> float:
-    if not (decay := number("ema_decay", value)) <= 1:
-        raise ValueError(f"ema_decay={value!r} is out of range; it must be in [0, 1]")
+def ema_decay(value: Any, name: str = "ema_decay") -> float:
+    if not (decay := number(name, value)) <= 1:
+        raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
     return decay
+
+
+def mode(value: Any) -> None:
+    if value not in (0, 1) or isinstance(value, bool):
+        raise ValueError(f"mode={value!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
 
 
 def betas(value: Any) -> None:
@@ -152,18 +157,17 @@ def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
             end, last = (device, stop), name
 
 
-def alike(roles: Mapping[str, Tensor], where: str = "") -> None:
-    """The roles of one parameter have its shape and device."""
-    param = roles["param"]
-    for role, value in roles.items():
-        if value.shape != param.shape:
+def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "") -> None:
+    """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it."""
+    shape, device = tensors[param].shape, tensors[param].device
+    for name, value in tensors.items():
+        if value.shape != shape:
             raise RuntimeError(
-                f"{where}{role} has shape {tuple(value.shape)}, but its param has {tuple(param.shape)}; "
-                "they must be equal"
+                f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; they must be equal"
             )
-        if value.device != param.device:
+        if value.device != device:
             raise RuntimeError(
-                f"{where}{role} is on {value.device}, but its param is on {param.device}; move it there with .to()"
+                f"{where}{name} is on {value.device}, but its {param} is on {device}; move it there with .to()"
             )
 
 

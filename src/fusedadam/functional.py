@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusedadam import backends, checks
 from fusedadam.launch import Launches
+from fusedadam.launch_table import LaunchTable
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rule import Rule
@@ -60,15 +61,9 @@ def adamw_(
         if max_exp_avg_sq is None:
             raise ValueError("max_exp_avg_sq is None, but amsgrad=True keeps its running maximum there; pass a tensor")
         roles["max_exp_avg_sq"] = max_exp_avg_sq
-    options = _adam_options(lr, beta1, beta2, weight_decay, eps)
-    _update(
-        adam,
-        roles,
-        {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False},
-        step,
-        options,
-        backend,
-    )
+    options = adam_options(lr, beta1, beta2, weight_decay, eps)
+    flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False}
+    Update(adam, roles, flags, step, options, backend).run()
 
 
 def ema_adam_(
@@ -99,15 +94,15 @@ def ema_adam_(
         tensor([0.7500, 0.7500])
     """
     checks.boolean("bias_correction", bias_correction)
-    if mode not in (0, 1) or isinstance(mode, bool):
-        raise ValueError(f"mode={mode!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
+    checks.mode(mode)
     roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "ema": ema}
-    options = _adam_options(lr, beta1, beta2, weight_decay, eps)
+    options = adam_options(lr, beta1, beta2, weight_decay, eps)
     options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
-    _update(ema_adam, roles, {"decoupled": mode == 1, "clipped": False}, step, options, backend, {"ema": "ema_params"})
+    flags = {"decoupled": mode == 1, "clipped": False}
+    Update(ema_adam, roles, flags, step, options, backend, {"ema": "ema_params"}).run()
 
 
-def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) -> dict[str, float]:
+def adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) -> dict[str, float]:
     return {
         "lr": checks.number("lr", lr),
         "beta1": checks.number("beta1", beta1, below=1.0),
@@ -118,42 +113,65 @@ def _adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) 
     }
 
 
-@torch.no_grad()
-def _update(
-    rule: Rule,
-    arguments: Mapping[str, Tensors],
-    flags: Mapping[str, bool],
-    step: Step,
-    options: Mapping[str, float],
-    backend: str | None,
-    role_of: Mapping[str, str] | None = None,
-) -> None:
-    """``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another."""
-    for name, given in arguments.items():
-        if not isinstance(given, (Tensor, list, tuple)):
-            raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
-    lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
-    count = len(lists["param"])
-    special = rule.special(flags)
-    for name, tensors in lists.items():
-        if isinstance(arguments[name], Tensor) != isinstance(arguments["param"], Tensor) or len(tensors) != count:
-            raise ValueError(f"{name} must be what param is: one tensor, or a list of {count}")
-        for k, tensor in enumerate(tensors):
-            label = name if isinstance(arguments[name], Tensor) else f"{name}[{k}]"
-            (checks.tensor if name == "grad" else checks.written)(label, tensor)
-    for k in range(count):
-        checks.alike({name: tensors[k] for name, tensors in lists.items()}, f"[{k}] " if count > 1 else "")
-    checks.no_shared_memory((name, tensor) for name, tensors in lists.items() for tensor in tensors)
-    steps = _steps(step, count)
-    role_of = role_of or {}
-    roles = [{role_of.get(name, name): tensors[k] for name, tensors in lists.items()} for k in range(count)]
-    chosen = [backends.choose(own["param"].device, backend) for own in roles]
-    prepared = Launches([special] * count, roles, chosen, [0] * count)
-    own_options = tuple(options[name] for name in rule.hyper_parameters)
-    scalars, order = rule.scalars_of([(own_options, float(number)) for number in steps])
-    prepared.set_scalars(scalars, np.array(order))
-    prepared.run(roles)
-    torch.autograd.graph.increment_version([t for own in roles for r, t in own.items() if r in special.outputs])
+class Update:
+    """One step on tensors that the caller holds: everything is checked when it is made, and nothing written before
+    ``run``.
+
+    ``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        arguments: Mapping[str, Tensors],
+        flags: Mapping[str, bool],
+        step: Step,
+        options: Mapping[str, float],
+        backend: str | None = None,
+        role_of: Mapping[str, str] | None = None,
+    ) -> None:
+        role_of = {name: (role_of or {}).get(name, name) for name in arguments}
+        param = next(name for name, role in role_of.items() if role == "param")
+        for name, given in arguments.items():
+            if not isinstance(given, (Tensor, list, tuple)):
+                raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
+        lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
+        count = len(lists[param])
+        for name, tensors in lists.items():
+            if isinstance(arguments[name], Tensor) != isinstance(arguments[param], Tensor) or len(tensors) != count:
+                raise ValueError(f"{name} must be what {param} is: one tensor, or a list of {count}")
+            for k, tensor in enumerate(tensors):
+                label = name if isinstance(arguments[name], Tensor) else f"{name}[{k}]"
+                (checks.tensor if role_of[name] == "grad" else checks.written)(label, tensor)
+        for k in range(count):
+            checks.alike({name: tensors[k] for name, tensors in lists.items()}, param, f"[{k}] " if count > 1 else "")
+        checks.no_shared_memory((name, tensor) for name, tensors in lists.items() for tensor in tensors)
+        self._rule, self._special, self._step = rule, rule.special(flags), step
+        self._options = tuple(options[name] for name in rule.hyper_parameters)
+        self._roles = [{role_of[name]: tensors[k] for name, tensors in lists.items()} for k in range(count)]
+        self._backends = [backends.choose(own["param"].device, backend) for own in self._roles]
+        _steps(step, count)
+
+    @property
+    def device(self) -> torch.device:
+        return self._roles[0]["param"].device
+
+    def bytes_of_table(self) -> int:
+        """How much ``memory`` a step of one tensor needs on its device."""
+        on_host = self._backends[0].needs_tensors
+        table = LaunchTable(self._special, [0], self._roles, on_host)
+        return 0 if table.home != self.device else int(table.words.nbytes)
+
+    @torch.no_grad()
+    def run(self, memory: Tensor | None = None) -> None:
+        count = len(self._roles)
+        prepared = Launches([self._special] * count, self._roles, self._backends, [0] * count, memory)
+        steps = [(self._options, float(number)) for number in _steps(self._step, count)]
+        scalars, order = self._rule.scalars_of(steps)
+        prepared.set_scalars(scalars, np.array(order))
+        prepared.run(self._roles)
+        written = [t for own in self._roles for r, t in own.items() if r in self._special.outputs]
+        torch.autograd.graph.increment_version(written)
 
 
 def _steps(step: Step, count: int) -> list[int]:

@@ -84,14 +84,20 @@ class Launches:
     """One launch for each (device, dtypes, flags), with every kernel compiled: once made, nothing can fail."""
 
     def __init__(
-        self, specials: Sequence[Special], roles: Sequence[Roles], backends: Sequence[Backend], groups: Sequence[int]
+        self,
+        specials: Sequence[Special],
+        roles: Sequence[Roles],
+        backends: Sequence[Backend],
+        groups: Sequence[int],
+        memory: Tensor | None = None,
     ) -> None:
+        """``memory``: bytes for the table, of which there is only one then."""
         members: dict[Any, list[int]] = {}
         for k, (special, own, backend) in enumerate(zip(specials, roles, backends, strict=True)):
             dtypes = tuple(own[r].dtype for r in special.roles)
             members.setdefault((own["param"].device, special, dtypes, backend), []).append(k)
         self._all = [
-            Launch(LaunchTable(special, indices, roles, backend.needs_tensors), backend)
+            Launch(LaunchTable(special, indices, roles, backend.needs_tensors, memory), backend)
             for (_, special, _, backend), indices in members.items()
         ]
         self._shared = self._prepare_shared(groups, [own.get("grad", own["param"]).dtype for own in roles])

@@ -32,10 +32,18 @@ class LaunchTable:
     """``members`` are the positions of the parameters served here, among all that take part in the step.
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
-    values on the host). ``at[name]`` is the row of a name.
+    values on the host). ``at[name]`` is the row of a name. ``memory``: bytes of the caller's on ``home`` for the words,
+    instead of our own.
     """
 
-    def __init__(self, special: Special, members: Sequence[int], roles: Sequence[Roles], on_host: bool) -> None:
+    def __init__(
+        self,
+        special: Special,
+        members: Sequence[int],
+        roles: Sequence[Roles],
+        on_host: bool,
+        memory: Tensor | None = None,
+    ) -> None:
         self.special, self.members = special, np.asarray(members, dtype=np.int64)
         mine = [roles[k] for k in members]
         params = [m["param"] for m in mine]
@@ -90,8 +98,13 @@ class LaunchTable:
             self.words[self.at[role]] = [m[role].data_ptr() for m in mine]
         for name, row in static.items():
             self.words[self.at[name]] = row
+        if memory is None:
+            self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
+        else:
+            self.on_device = memory[: self.words.nbytes].view(torch.int64).view(self.words.shape)
+            self.on_device.copy_(torch.from_numpy(self.words))
+            self.words = self.on_device.numpy() if self.home.type == "cpu" else self.words
         self.numbers: Floats = self.words.view(np.float64)
-        self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
         self.moved = False  # addresses changed since they were last sent
 
     def is_whole(self, one: Sum) -> bool:

@@ -175,10 +175,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             return self.fixed[name]
         if name in ("beta1", "beta2"):
             return group["betas"][name == "beta2"]
+        # not every class has the options below
+        if name == "maximize":
+            return group.get(name, False)
+        max_grad_norm = group.get("max_grad_norm")
         if name == "clipped":
-            return group["max_grad_norm"] is not None
+            return max_grad_norm is not None
         if name == "max_grad_norm":
-            return math.inf if group[name] is None else group[name]
+            return math.inf if max_grad_norm is None else max_grad_norm
         return group[name]
 
     def _check_may_step(self) -> None:

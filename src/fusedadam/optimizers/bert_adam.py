@@ -112,7 +112,7 @@ class BertAdam(FusedOptimizer):
         if group["t_total"] != -1:
             checks.number("t_total", group["t_total"], low=1)
         checks.one_of("schedule", group["schedule"], SCHEDULES)
-        checks.one_of("clip", group["clip"], CLIPS)
+        checks.one_of("clip", group.get("clip", CLIPS[0]), CLIPS)
 
     def get_lr(self) -> list[float]:
         """The learning rate that each parameter's next step will have."""
@@ -127,5 +127,5 @@ class BertAdam(FusedOptimizer):
     def _option(self, group: Group, name: str) -> Any:
         if name.startswith("clip_"):
             clipping = group["max_grad_norm"] is not None and group["max_grad_norm"] > 0
-            return clipping and group["clip"] == name.removeprefix("clip_")
+            return clipping and group.get("clip", CLIPS[0]) == name.removeprefix("clip_")
         return super()._option(group, name)

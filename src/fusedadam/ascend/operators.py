@@ -1,0 +1,126 @@
+"""MindSpeed's operators: ours, under its names and with what its documents say of dtypes and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.functional import Update, adam_options
+from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.ema_adamw import ema_adam
+from fusedadam.storage import names
+
+__all__ = ["npu_apply_fused_adamw_v2", "npu_apply_fused_ema_adamw"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROLES = {"var": "param", "m": "exp_avg", "v": "exp_avg_sq", "max_grad_norm": "max_exp_avg_sq"}
+EMA_ROLES = ("grad", "param", "exp_avg", "exp_avg_sq", "ema_params")
+
+
+def npu_apply_fused_adamw_v2(
+    var: Tensor, grad: Tensor, m: Tensor, v: Tensor, max_grad_norm: Tensor | None, step: Tensor | int,
+    lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, weight_decay: float = 0.0, eps: float = 1e-8,
+    amsgrad: bool = False, maximize: bool = False,
+) -> None:  # fmt: skip
+    """MindSpeed's AdamW: one step of :func:`fusedadam.functional.adamw_`, in place.
+
+    Args:
+        var, m, v: the parameter and its moments, of one dtype: float32, float16 or bfloat16
+        grad: the gradient, of any of the three
+        max_grad_norm: despite its name AMSGrad's running maximum of ``v``, of any of the three; needed with
+            ``amsgrad``, otherwise it may be None and is not touched
+        step: which step this is, the first being 1: an int64 tensor of one element, or an int
+        lr, beta1, beta2, weight_decay, eps: float32 attributes: they are rounded to it before anything is computed
+        amsgrad: divide by the largest second moment so far
+        maximize: go up the gradient instead of down
+
+    Example:
+        >>> var, grad, m, v = (torch.full((2,), value) for value in (0.5, 0.5, 0.9, 0.9))
+        >>> npu_apply_fused_adamw_v2(var, grad, m, v, None, torch.tensor([1]), lr=1e-2)
+        >>> var
+        tensor([0.4971, 0.4971])
+    """
+    checks.boolean("amsgrad", amsgrad)
+    checks.boolean("maximize", maximize)
+    attributes = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+    rounded = adam_options(**{name: _float32(name, value) for name, value in attributes.items()})
+    tensors = {"var": var, "grad": grad, "m": m, "v": v}
+    if amsgrad and max_grad_norm is None:
+        raise ValueError("max_grad_norm is None, but amsgrad=True keeps its running maximum there; pass a tensor")
+    given = tensors | ({} if max_grad_norm is None else {"max_grad_norm": max_grad_norm})
+    _check_dtypes(given, "var", ("m", "v"))
+    checks.alike(given, "var")  # also a maximum that is not used
+    flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False}
+    Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES).run()
+
+
+def npu_apply_fused_ema_adamw(
+    grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor | int, lr: float = 1e-3,
+    ema_decay: float = 0.9999, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, mode: int = 1,
+    bias_correction: bool = True, weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """MindSpeed's EMA-Adam: one step of :func:`fusedadam.functional.ema_adam_`, in place; returns ``var, m, v, s``.
+
+    Args:
+        grad, var, m, v, s: gradient, parameter, moments and the average of the parameter, of one dtype: float32,
+            float16 or bfloat16
+        step: which step this is, the first being 1: an int64 tensor of one element, or an int
+        mode: 1 for AdamW, 0 for weight decay that is added to the gradient
+
+    Example:
+        >>> grad, var, m, v, s = (torch.full((2,), value) for value in (1.0, 1.0, 0.0, 0.0, 1.0))
+        >>> var, m, v, s = npu_apply_fused_ema_adamw(grad, var, m, v, s, 1, lr=0.5, ema_decay=0.5)
+        >>> s
+        tensor([0.7500, 0.7500])
+    """
+    tensors = {"grad": grad, "var": var, "m": m, "v": v, "s": s}
+    ema_update(tensors, step, lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay).run()
+    return var, m, v, s
+
+
+def ema_update(
+    tensors: Mapping[str, Any], step: Any, lr: float, ema_decay: float, beta1: float, beta2: float, eps: float,
+    mode: int, bias_correction: bool, weight_decay: float,
+) -> Update:  # fmt: skip
+    """The step, checked and ready to run. ``tensors`` are in the order of EMA_ROLES, under names for the errors."""
+    checks.boolean("bias_correction", bias_correction)
+    checks.mode(mode)
+    roles = dict(zip(tensors, EMA_ROLES, strict=True))
+    _, var, *_ = tensors
+    _check_dtypes(tensors, var, tuple(name for name in tensors if name != var))
+    options = adam_options(lr, beta1, beta2, weight_decay, eps)
+    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
+    flags = {"decoupled": mode == 1, "clipped": False}
+    return Update(ema_adam, tensors, flags, _step(step), options, role_of=roles)
+
+
+def _check_dtypes(tensors: Mapping[str, Any], var: str, as_var: tuple[str, ...]) -> None:
+    for name, value in tensors.items():
+        checks.tensor(name, value)
+        if value.dtype not in DTYPES:
+            raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(DTYPES)}")
+    for name in as_var:
+        if tensors[name].dtype != tensors[var].dtype:
+            have, want = names([tensors[name].dtype]), names([tensors[var].dtype])
+            raise RuntimeError(f"{name} has dtype {have}, but {var} has {want}; they must be equal")
+
+
+def _step(step: Any) -> Any:
+    if isinstance(step, (list, tuple)):
+        raise TypeError(f"step is a {type(step).__name__}; it must be an int64 tensor of one element, or an int")
+    if isinstance(step, Tensor) and (step.dtype != torch.int64 or step.shape not in ((1,), ())):
+        raise TypeError(
+            f"step is a tensor of shape {tuple(step.shape)} and {names([step.dtype])}; it must be int64, of shape (1,)"
+        )
+    return step
+
+
+def _float32(name: str, value: Any) -> float:
+    number = checks.number(name, value)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        return float(np.float32(number))

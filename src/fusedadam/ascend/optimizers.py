@@ -1,0 +1,181 @@
+"""torch_npu's and MindSpeed's optimizers: ours, under their names, with their arguments and defaults."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.clipping import clip_grad_norm_
+from fusedadam.optimizer import FusedOptimizer, Group, Params
+from fusedadam.optimizers.adamp import AdamP
+from fusedadam.optimizers.adamw import AdamW
+from fusedadam.optimizers.bert_adam import BertAdam
+from fusedadam.optimizers.ema_adamw import EmaAdamW
+
+__all__ = ["FusedEmaAdamW", "NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam"]
+
+UNGIVEN_B2 = float("0.99")  # recognised by being this very object
+
+
+class NpuFusedOptimizer(FusedOptimizer):
+    """What torch_npu's optimizers have beyond torch's."""
+
+    is_fused_optimizer = True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Sets the gradients to zero, or with ``set_to_none`` lets go of them."""
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_fused_(self, max_norm: float, norm_type: float = 2) -> Tensor:
+        """Scales all gradients in place so that their norm is at most ``max_norm``; returns what it was."""
+        return clip_grad_norm_(self._params(), max_norm, norm_type)
+
+
+class NpuFusedAdamW(NpuFusedOptimizer, AdamW):
+    """torch_npu's name for :class:`fusedadam.AdamW`.
+
+    Parameters may be float32, float16, bfloat16 or float64, mixed, and may move or be replaced at any time.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedAdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> norm = optimizer.clip_grad_norm_fused_(1.0)
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, locals())
+
+
+class NpuFusedAdamP(NpuFusedOptimizer, AdamP):
+    """torch_npu's name for :class:`fusedadam.AdamP`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedAdamP(model.parameters(), lr=2e-3, eps=1e-5, weight_decay=0.05)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, locals())
+
+
+class NpuFusedBertAdam(NpuFusedOptimizer, BertAdam):
+    """torch_npu's name for :class:`fusedadam.BertAdam`, with ``b2=0.99``, as its page says.
+
+    Gradients are clipped by each parameter's own norm, as in the code that the page cites; a group with
+    ``"clip": "group"`` takes one norm over its gradients of one dtype, as torch_npu's released code does.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedBertAdam(model.parameters(), lr=0.01, warmup=0.1, t_total=20, b2=0.999)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, warmup: float = -1, t_total: int = -1, schedule: str = "warmup_linear",
+        b1: float = 0.9, b2: float = UNGIVEN_B2, e: float = 1e-6, weight_decay: float = 0.01,
+        max_grad_norm: float = 1.0,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, locals())
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        if self.param_groups[-1]["b2"] is UNGIVEN_B2:
+            _warn_about_b2()
+
+
+@functools.cache
+def _warn_about_b2() -> None:
+    warnings.warn(
+        "NpuFusedBertAdam: b2 is not given, and is 0.99, as the class's page says; torch_npu's released code and the "
+        "code that the page cites use 0.999. Pass b2=0.999 for their results, or b2=0.99 to keep the page's.",
+        stacklevel=2,
+    )
+
+
+class FusedEmaAdamW(EmaAdamW):
+    r"""MindSpeed's name for :class:`fusedadam.EmaAdamW`.
+
+    Args:
+        use_num_updates: begin with a shorter memory: in step n the decay is min(ema_decay, (1 + n) / (10 + n)), n being
+            the parameter's own count, which is saved with it
+        adam_w_mode: decoupled weight decay; False adds it to the gradient
+        set_grad_none: whether ``zero_grad()`` lets go of the gradients or sets them to zero
+        amsgrad, maximize: not supported, as in MindSpeed
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = FusedEmaAdamW(model.parameters(), ema_decay=0.999)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.store(optimizer.param_groups)
+        >>> optimizer.copy_to()  # evaluate the averaged model here
+        >>> optimizer.restore(optimizer.param_groups)
+    """
+
+    NAMES = {"ema_warmup": "use_num_updates", "decoupled": "adam_w_mode"}
+    _stored: list[list[Tensor]] | None = None
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, eps: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 1e-2, ema_decay: float = 0.9999, amsgrad: bool = False, *, maximize: bool = False,
+        use_num_updates: bool = True, bias_correction: bool = True, adam_w_mode: bool = True,
+        set_grad_none: bool = True,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, locals())
+
+    def check(self, group: Group) -> None:
+        checks.boolean("set_grad_none", group["set_grad_none"])
+        for name in ("amsgrad", "maximize"):
+            checks.boolean(name, group[name])
+            if group[name]:
+                raise RuntimeError(f"{name}=True is not supported by FusedEmaAdamW; leave it out")
+        for theirs in self.NAMES.values():
+            checks.boolean(theirs, group[theirs])
+        super().check({"ema_dtype": None, **group, **{ours: group[theirs] for ours, theirs in self.NAMES.items()}})
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Sets the gradients to None or to zero: as told, otherwise as ``set_grad_none`` says."""
+        super().zero_grad(self.defaults["set_grad_none"] if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def copy_to(self) -> None:
+        """Copies the averages into the parameters; those that have none yet stay as they are."""
+        for param in self._params():
+            if param in self.state and "ema_params" in self.state[param]:
+                param.copy_(self.state[param]["ema_params"])
+
+    def store(self, param_groups: list[Group]) -> None:
+        """Keeps a copy of the parameters, on the host, until :meth:`restore`."""
+        self._stored = [[p.detach().to("cpu", copy=True) for p in group["params"]] for group in param_groups]
+
+    @torch.no_grad()
+    def restore(self, param_groups: list[Group]) -> None:
+        """Brings the stored parameters back."""
+        if self._stored is None:
+            raise RuntimeError("restore() has nothing to bring back; call store(param_groups) first")
+        stored = [[p.shape for p in group] for group in self._stored]
+        if stored != [[p.shape for p in group["params"]] for group in param_groups]:
+            raise ValueError("param_groups has other parameters than store() was given; pass the same groups")
+        for kept, group in zip(self._stored, param_groups, strict=True):
+            for before, param in zip(kept, group["params"], strict=True):
+                param.copy_(before)
+        self._stored = None
+
+    def _option(self, group: Group, name: str) -> Any:
+        return super()._option(group, self.NAMES.get(name, name))
