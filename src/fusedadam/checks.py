@@ -104,7 +104,7 @@ def torch_options(group: Mapping[str, Any]) -> None:
 
 
 def not_captured(why: str) -> None:
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(why)
 
 

@@ -100,6 +100,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
+        with torch._C.DisableTorchFunction():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         params = self._params()
         flags, options = self._options()
         tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
@@ -111,7 +117,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan.place()
         self._plan = self._last_plan = plan
         plan.run(params, self.state, self._steps, options)
-        return loss
 
     @property
     def grad_norm(self) -> Tensor | None:

@@ -5,6 +5,7 @@ from fusedadam.ascend.aclnn import (
     aclnnApplyFusedEmaAdam,
     aclnnApplyFusedEmaAdamGetWorkspaceSize,
 )
+from fusedadam.ascend.install import install, uninstall
 from fusedadam.ascend.operators import npu_apply_fused_adamw_v2, npu_apply_fused_ema_adamw
 from fusedadam.ascend.optimizers import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
 
@@ -16,6 +17,8 @@ __all__ = [
     "aclGetRecentErrMsg",
     "aclnnApplyFusedEmaAdam",
     "aclnnApplyFusedEmaAdamGetWorkspaceSize",
+    "install",
     "npu_apply_fused_adamw_v2",
     "npu_apply_fused_ema_adamw",
+    "uninstall",
 ]

@@ -104,7 +104,7 @@ def _warn_about_b2() -> None:
     warnings.warn(
         "NpuFusedBertAdam: b2 is not given, and is 0.99, as the class's page says; torch_npu's released code and the "
         "code that the page cites use 0.999. Pass b2=0.999 for their results, or b2=0.99 to keep the page's.",
-        stacklevel=2,
+        stacklevel=6,  # where the optimizer is made
     )
 
 

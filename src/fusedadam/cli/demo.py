@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import platform
 import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -19,6 +16,7 @@ from fusedadam.cli import display
 from fusedadam.cli.peers import adamp_package
 from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
+from fusedadam.machine import processor
 
 STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
@@ -109,17 +107,9 @@ def _compare(ratio: float) -> str:
 
 def _describe(device: torch.device) -> str:
     backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     threads = torch.get_num_threads()
     return f"{device} on {name}, torch {torch.__version__}, {threads} threads, served by fusedadam's {backend} backend"
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):  # only Linux has this file
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

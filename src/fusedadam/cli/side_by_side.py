@@ -69,7 +69,7 @@ class Training:
         started = self._now()
         self.optimizer.zero_grad()
         loss = self.model.loss(windows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         passed = self._now()
         self.optimizer.step()
         self.step_times.append(1e3 * (self._now() - passed))

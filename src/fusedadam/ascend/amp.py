@@ -1,0 +1,46 @@
+"""torch_npu.npu.amp: torch's mixed precision, with torch_npu's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusedadam.ascend import device
+
+__all__ = ["GradScaler", "autocast"]
+
+
+class autocast(torch.autocast):
+    """:class:`torch.autocast` for the device that "npu" means; to float16 unless told otherwise, also on a CPU."""
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
+        super().__init__(device.kind(), enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """:class:`torch.amp.GradScaler`, with torch_npu's order of arguments.
+
+    Args:
+        dynamic: whether :meth:`update` changes the scale; False keeps ``init_scale`` for ever. Either way a step whose
+            gradients are not finite is skipped.
+    """
+
+    def __init__(
+        self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+        growth_interval: int = 2000, dynamic: bool = True, enabled: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(device.kind(), init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self._dynamic = dynamic
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        if new_scale is None and not self._dynamic and self._enabled:
+            new_scale = self._check_scale_growth_tracker("update")[0]  # as it was
+        super().update(new_scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "dynamic": self._dynamic} if self._enabled else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._dynamic = state_dict.get("dynamic", self._dynamic)

@@ -1,0 +1,208 @@
+"""What the mode does not reach, changed by name and changed back: each line of `patches()` is one.
+
+Every replacement asks whether it is still installed, so that one which somebody holds on to, or has wrapped in another,
+does nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedadam.ascend import device, mode, npu
+
+MISSING = object()
+Place = tuple[Any, str]
+
+
+class Patch:
+    """One attribute of torch's, replaced, and brought back by ``undo``."""
+
+    def __init__(self, owner: Any, name: str, new: Any) -> None:
+        self.owner, self.name, self.new = owner, name, new
+        self.old = vars(owner).get(name, MISSING)
+        setattr(owner, name, new)
+
+    def undo(self) -> None:
+        if vars(self.owner).get(self.name) is not self.new:
+            return  # somebody has put something else here since; it is theirs
+        if self.old is MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.old)
+
+
+def patches() -> Iterator[Patch]:
+    yield Patch(torch, "npu", npu)
+    yield Patch(torch.Tensor, "npu", tensor_npu)
+    yield Patch(torch.Tensor, "is_npu", property(lambda tensor: tensor.device.type == device.kind()))
+    yield Patch(nn.Module, "npu", module_npu)
+    yield Patch(torch.UntypedStorage, "npu", storage_npu)
+    yield Patch(torch, "Generator", _generator())
+    yield Patch(torch, "load", _mapping_location(torch.load))
+    yield Patch(torch.jit, "load", _mapping_location(torch.jit.load))
+    yield Patch(torch.autocast, "__init__", _autocast(torch.autocast.__init__))
+    yield Patch(torch.amp.GradScaler, "__init__", _translating(torch.amp.GradScaler.__init__, "device"))
+    yield Patch(torch.utils.data.DataLoader, "__init__", _data_loader(torch.utils.data.DataLoader.__init__))
+    yield Patch(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
+    yield Patch(threading.Thread, "start", _start(threading.Thread.start))
+    if torch.distributed.is_available():
+        for name in ("init_process_group", "new_group"):
+            yield Patch(torch.distributed, name, _without_hccl(getattr(torch.distributed, name)))
+        for owner in (torch.distributed, torch.distributed.device_mesh):
+            yield Patch(owner, "init_device_mesh", _translating(owner.init_device_mesh, "device_type"))
+
+
+def cuda_on_cpu() -> Iterator[Patch]:
+    """After torch_npu.contrib.transfer_to_npu, by which cuda means npu, where that is the CPU."""
+    yield Patch(torch.Tensor, "cuda", tensor_npu)
+    yield Patch(nn.Module, "cuda", module_npu)
+    for name in (
+        "current_device", "set_device", "device", "get_device_name", "synchronize", "manual_seed", "manual_seed_all",
+        "empty_cache", "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "Stream", "Event",
+        "current_stream", "default_stream", "stream",
+    ):  # fmt: skip
+        yield Patch(torch.cuda, name, getattr(npu, name))
+
+
+def tensor_npu(
+    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> torch.Tensor:
+    """This tensor on the device that "npu" means. On a CPU a copy: changed in place, it leaves the original alone."""
+    where = _device(device)
+    return self.to(where, non_blocking=non_blocking, memory_format=memory_format, copy=where.type == "cpu")
+
+
+def module_npu(self: nn.Module, device: Any = None) -> nn.Module:
+    """Moves all parameters and buffers to the device that "npu" means."""
+    return self.to(_device(device))
+
+
+def storage_npu(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
+    moved: torch.UntypedStorage = self.to(device=_device(device), non_blocking=non_blocking)
+    return moved
+
+
+def _device(given: Any) -> torch.device:
+    """What .npu() was given: nothing, a number, a name or a device."""
+    if isinstance(given, torch.device):
+        return given
+    return torch.device(device.translated("npu" if given is None else f"npu:{given}" if type(given) is int else given))
+
+
+def _translating(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """The function, with the arguments of these names translated."""
+    return _changing(function, dict.fromkeys(names, device.translated))
+
+
+def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], Any]]) -> Callable[..., Any]:
+    positions = {name: k for k, name in enumerate(inspect.signature(function).parameters) if name in changes}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if device.installed():
+            given = list(args)
+            for name, position in positions.items():
+                if position < len(given):
+                    given[position] = changes[name](given[position])
+                elif name in kwargs:
+                    kwargs[name] = changes[name](kwargs[name])
+            args = tuple(given)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _mapping_location(load: Callable[..., Any]) -> Callable[..., Any]:
+    def translated(location: Any) -> Any:
+        if isinstance(location, dict):  # from what the file says, which may be a name of either world
+            both = {**{device.translated(k): v for k, v in location.items()}, **location}
+            return {k: device.translated(v) for k, v in both.items()}
+        return device.translated(location)
+
+    return _changing(load, {"map_location": translated})
+
+
+def _autocast(init: Callable[..., Any]) -> Callable[..., Any]:
+    """An NPU's autocast is to float16 unless told otherwise; a CPU's would be to bfloat16."""
+    translating = _translating(init, "device_type")
+
+    @functools.wraps(init)
+    def call(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if dtype is None and device.is_named(device_type):
+            dtype = torch.float16
+        translating(self, device_type, dtype, *args, **kwargs)
+
+    return call
+
+
+def _data_loader(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Batches are pinned for the current accelerator anyway; torch warns about being told which."""
+    return _changing(init, {"pin_memory_device": lambda name: "" if device.is_named(name) else name})
+
+
+def _fork_rng(fork: Callable[..., Any]) -> Callable[..., Any]:
+    """The CPU's state is always kept; it is no device that could be named besides."""
+    on_cpu = lambda name: None if device.translated(name) == "cpu" else device.translated(name)  # noqa: E731
+    return _changing(fork, {"device_type": on_cpu})
+
+
+def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ascend's way for processes to talk is hccl; a GPU's is nccl, a CPU's gloo."""
+
+    def translated(backend: Any) -> Any:
+        if not isinstance(backend, str):
+            return backend
+        here = "nccl" if device.kind() == "cuda" else "gloo"
+        return backend.replace("npu:", f"{device.kind()}:").replace("hccl", here)
+
+    return _changing(function, {"backend": translated})
+
+
+def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """A mode belongs to a thread: those that begin while installed enter it first."""
+
+    @functools.wraps(start)
+    def call(self: threading.Thread) -> None:
+        run = self.run
+
+        def run_in_mode() -> None:
+            del self.run
+            mode.enter()
+            try:
+                run()
+            finally:
+                mode.leave()
+
+        if device.installed():
+            self.run = run_in_mode  # type: ignore[method-assign]
+        start(self)
+
+    return call
+
+
+def _generator() -> type:
+    """torch.Generator is a type, and no mode sees it being called: a name that makes them, and knows them."""
+    real = torch.Generator
+
+    class AnyGenerator(type):
+        def __call__(cls, device: Any = "cpu") -> torch.Generator:
+            return real(device=_translated_device(device))
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, real)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, real)
+
+    return AnyGenerator("Generator", (), {"__module__": "torch", "__doc__": real.__doc__})
+
+
+def _translated_device(name: Any) -> Any:
+    return device.translated(name)

@@ -1,0 +1,3 @@
+from fusedadam.ascend.optimizers import FusedEmaAdamW
+
+__all__ = ["FusedEmaAdamW"]

@@ -1,0 +1,21 @@
+"""torch_npu, as far as fusedadam has it: its optimizers and devices, on whatever device there is."""
+
+import sys
+from typing import Any
+
+import torch
+
+import fusedadam
+from fusedadam.ascend import install, missing, npu
+
+install()  # nothing new, unless this process inherited sys.path from one that had
+sys.modules |= {"torch_npu.npu": npu, "torch_npu.npu.amp": npu.amp}
+
+from . import optim  # noqa: E402
+
+__all__ = ["npu", "optim"]
+__version__ = f"{torch.__version__.split('+')[0]}+fusedadam.{fusedadam.__version__}"
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(missing.sentence(f"torch_npu.{name}"))

@@ -1,0 +1,5 @@
+"""Importing this makes cuda mean npu."""
+
+from fusedadam.ascend.install import transfer_to_npu
+
+transfer_to_npu()

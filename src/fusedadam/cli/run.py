@@ -1,0 +1,121 @@
+"""`python -m fusedadam run SCRIPT`: a script written for Ascend, on whatever device there is.
+
+The script sees what it would see under plain python: its argv, a `__main__` of its own, its exit status, and a
+traceback without us in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from fusedadam import ascend
+from fusedadam.ascend import device as devices
+from fusedadam.ascend.install import real_torch_npu
+
+NO_SUCH_SCRIPT = 2  # as python itself exits
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    if real_torch_npu():
+        _say(options, "torch_npu is installed, so nothing is replaced: the script runs as it is")
+    else:
+        if options.device is not None:
+            os.environ[devices.VARIABLE] = options.device
+        try:
+            ascend.install()
+        except ValueError as error:
+            sys.exit(f"python -m fusedadam run: {error}")
+        _say(options, f'"npu" means {devices.kind()} here')
+    script, *rest = options.rest
+    sys.argv = [script, *rest]
+    _as_python_would(lambda: _run_module(script) if options.module else _run_script(script))
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m fusedadam run",
+        usage="%(prog)s [-h] [-q] [--device KIND] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
+        description="Run a script written for Ascend's torch_npu or MindSpeed, unmodified, on a GPU or the CPU.",
+        epilog="Everything after SCRIPT or MODULE is the script's own.",
+    )
+    parser.add_argument("--device", metavar="KIND", help='what "npu" is to mean: cuda, cpu, ...; the best there is')
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not say what npu means")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if not options.rest:
+        parser.error("a SCRIPT or -m MODULE is missing")
+    return options
+
+
+def _say(options: argparse.Namespace, sentence: str) -> None:
+    if not options.quiet:
+        print(f"fusedadam: {sentence}", file=sys.stderr, flush=True)
+
+
+def _as_python_would(run: Callable[[], None]) -> None:
+    """An error goes on to the interpreter, which prints it and exits as always; only our own frames are left out."""
+    try:
+        run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        hook, frames = sys.excepthook, error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+
+        def without_us(kind: type[BaseException], error: BaseException, _: Any) -> None:
+            error.__traceback__ = frames
+            hook(kind, error, frames)
+
+        sys.excepthook = without_us
+        raise
+
+
+def _run_script(path: str) -> None:
+    main = _fresh_main()
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        _put_first(path)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        _refuse(f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}")
+    _put_first(os.path.dirname(os.path.realpath(path)))
+    main.__file__ = os.path.abspath(path)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+    main.__dict__.update(__builtins__=__builtins__, __cached__=None)
+    exec(compile(source, main.__file__, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(name: str) -> None:
+    _fresh_main()
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what python -m itself does
+
+
+def _fresh_main() -> types.ModuleType:
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    return main
+
+
+def _put_first(folder: str) -> None:
+    """In place of the folder that `python -m fusedadam` had put there."""
+    if not getattr(sys.flags, "safe_path", False):  # python -P: none is put there
+        sys.path[0] = folder
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"{sys.executable}: {reason}", file=sys.stderr)
+    sys.exit(NO_SUCH_SCRIPT)
