@@ -63,7 +63,7 @@ def test_the_worked_example_checks_its_options(lion):
     type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **optimizer.defaults)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/adamp-bertadam-clipping.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/adamp-bertadam-clipping.md", "docs/migration.md"])
 def test_the_code_in_the_documents_runs(name):
     blocks = code_blocks(name)
     assert blocks
