@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusedadam.layout import is_dense, overlaps
 from fusedadam.storage import STORAGES, names
+from fusedadam.transfer import capturing
 
 
 def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> float:
@@ -98,13 +99,11 @@ def torch_options(group: Mapping[str, Any]) -> None:
         raise RuntimeError("foreach=True and fused=True exclude each other; here both are the same, so leave them out")
     if group.get("differentiable"):
         raise RuntimeError("differentiable=True is not supported: the step is fused and in place; use torch.optim")
-    if group.get("capturable"):
-        raise NotImplementedError("capturable=True is not supported yet: step counts live on the host; leave it False")
     storage_dtype("state_dtype", group.get("state_dtype"))
 
 
 def not_captured(why: str) -> None:
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if capturing():
         raise RuntimeError(why)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fusedadam.launch_table import Int64s, LaunchTable, Roles
@@ -28,6 +29,17 @@ def addresses(one: Sum, parts: Sequence[Sequence[Part]]) -> tuple[Int64s, Int64s
     terms = np.array([part.table.entry(part.term, part.column) for part in every], dtype=np.int64)
     results = np.array([part.table.entry(one.name, part.column) for part in every], dtype=np.int64)
     return terms, results, np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+
+class Amp(NamedTuple):
+    """What torch.amp.GradScaler hands to a step, one float32 each: gradients are divided by the scale, and unless
+    ``found_inf`` is 0 nothing is written."""
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def on(self, device: torch.device) -> Amp:
+        return Amp(*(None if t is None else t.to(device, torch.float32, non_blocking=True) for t in self))
 
 
 Run: TypeAlias = Callable[[], None]
@@ -116,7 +128,12 @@ class Launches:
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
         for launch in self._all:
-            launch.table.set_scalars(scalars, whose)
+            if not launch.table.scalars_on_device:
+                launch.table.set_scalars(scalars, whose)
+
+    def set_amp(self, amp: Amp) -> None:
+        for launch in self._all:
+            launch.table.grad_scale, launch.table.found_inf = amp.on(launch.table.device)
 
     def run(self, roles: Sequence[Roles], before_anything_is_written: Run = lambda: None) -> None:
         try:

@@ -22,6 +22,7 @@ from fusedadam.rule import OWN_SCALARS, Special
 from fusedadam.stages import Stage, Sum
 from fusedadam.storage import STORAGES, compute_dtype
 from fusedadam.sums import SEGMENT
+from fusedadam.transfer import pinned, sent
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -106,6 +107,7 @@ class LaunchTable:
             self.words = self.on_device.numpy() if self.home.type == "cpu" else self.words
         self.numbers: Floats = self.words.view(np.float64)
         self.moved = False  # addresses changed since they were last sent
+        self.scalars_on_device = False  # they are made there, and not ours to send
 
     def is_whole(self, one: Sum) -> bool:
         """Whether each segment of this sum is a whole row, so that nothing is left to be combined."""
@@ -143,8 +145,10 @@ class LaunchTable:
         """Takes what changed on the host to the device, without waiting."""
         if self.home.type == "cpu":
             return
-        count = (len(self.scalars) + (len(self.special.roles) if self.moved else 0)) * self.words.shape[1]
-        self.on_device.view(-1)[:count].copy_(_pinned(self.words.ravel()[:count]), non_blocking=True)
+        scalars, roles = len(self.scalars), len(self.special.roles) if self.moved else 0
+        rows = slice(scalars if self.scalars_on_device else 0, scalars + roles)
+        if rows.stop > rows.start:
+            self.on_device[rows].copy_(pinned(self.words[rows]), non_blocking=True)
         self.moved = False
 
     def value(self, name: str) -> Tensor:
@@ -171,20 +175,6 @@ class LaunchTable:
         tensor = np.repeat(np.arange(len(parts)), parts)
         index = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)
         return tensor, index * steps[tensor]
-
-
-def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on a device, without waiting for it; on a CPU it is the array itself."""
-    if device.type == "cpu":
-        return torch.from_numpy(array)
-    return _pinned(array).to(device, non_blocking=True)
-
-
-def _pinned(array: npt.NDArray[Any]) -> Tensor:
-    """A copy that a device can fetch when it gets there; torch keeps the memory until then."""
-    host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True)
-    host.numpy()[...] = array
-    return host
 
 
 def _addresses(buffer: Tensor, counts: Int64s) -> Int64s:

@@ -12,19 +12,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from fusedadam import backends, checks
 from fusedadam.clipping import norm_of
+from fusedadam.launch import Amp
 from fusedadam.plan import Member, Options, Plan
 from fusedadam.rule import OWN_FLAGS, Rule
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
+from fusedadam.transfer import capturing
 
 Group: TypeAlias = dict[str, Any]
 NOT_OPTIONS = ("self", "params", "__class__")
@@ -46,6 +50,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     fixed: ClassVar[Mapping[str, Any]] = {}  # flags and hyper-parameters that are the same for every group
     states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
     _no_steps: str | None = None  # why stepping is refused at the moment
+    _in_graphs: list[Plan]
     _plan: Plan | None
     _last_plan: Plan | None
     _groups: list[Any]  # what a plan takes from the groups
@@ -88,10 +93,19 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise
         self._plan = None
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch.amp.GradScaler: gradients may come scaled, and whether they are finite is read on the device.
+
+        Lightning asks, too, and takes yes for "only so": it would refuse to clip. Ours may also come unscaled.
+        """
+        return not sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning."))
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
+    @_disable_dynamo  # under torch.compile: one break of the graph, and kernels of our own
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
@@ -108,15 +122,34 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         params = self._params()
         flags, options = self._options()
-        tensors = CHANGED if self._plan is None else self._plan.snapshot.compare(params, self.state)
+        amp = Amp(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        on_device = self._counts_on_device(options, amp)
+        graph = capturing()
+        tensors = CHANGED if self._plan is None or graph else self._plan.snapshot.compare(params, self.state)
         plan, self._plan = self._plan, None  # a step that fails leaves no plan behind: what was seen was not taken over
-        groups = [(len(g["params"]), g.get("backend"), own) for g, own in zip(self.param_groups, flags, strict=True)]
+        each = zip(self.param_groups, flags, strict=True)
+        groups = [on_device, *((len(g["params"]), g.get("backend"), own) for g, own in each)]
         if plan is None or tensors == CHANGED or groups != self._groups:
-            plan, self._groups = self._make_plan(params, flags), groups
+            plan, self._groups = self._make_plan(params, flags, on_device), groups
         elif tensors == MOVED:
             plan.place()
-        self._plan = self._last_plan = plan
-        plan.run(params, self.state, self._steps, options)
+        self._last_plan = plan
+        if graph:
+            self._in_graphs.append(plan)  # its memory is what the graph will use
+        else:
+            self._plan = plan
+        if plan.is_hosted and amp.found_inf is not None and amp.found_inf.item() != 0:
+            return
+        plan.run(params, self.state, self._steps, options, amp)
+
+    def _counts_on_device(self, options: list[Options], amp: Amp) -> bool:
+        """Whether the host does not know, or is not to be asked, which step this is or what a scalar is."""
+        tensors = [t for own in (*options, amp) for t in own if isinstance(t, Tensor)]
+        return (
+            self._steps.on_device
+            or any(group.get("capturable") for group in self.param_groups)
+            or any(t.device.type != "cpu" for t in tensors)
+        )
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -137,7 +170,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return only if type(only) is list else list(only)
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]]) -> Plan:
+    def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]], on_device: bool) -> Plan:
         members, position = [], 0
         for k, group in enumerate(self.param_groups):
             chosen = dict(zip(self._flags, flags[k], strict=True))
@@ -148,7 +181,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     new_state = functools.partial(self._new_state, param, group)
                     members.append(Member(param, position, k, special, backend, new_state))
                 position += 1
-        return Plan(self.rule, members, params, self.state, self._steps)
+        return Plan(self.rule, members, params, self.state, self._steps, on_device)
 
     def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
         kind = self.states.get(name, State())
@@ -160,7 +193,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         now = [self._raw_options(group) for group in self.param_groups]
         if self._seen is None or now != self._seen:
             flags = [tuple(bool(value) for value in raw[0]) for raw in now]
-            self._known = flags, [tuple(v if isinstance(v, str) else float(v) for v in raw[1]) for raw in now]
+            self._known = flags, [tuple(map(_plain, raw[1])) for raw in now]
             # a tensor may change without becoming another: such options are read in every step
             self._seen = None if any(isinstance(value, Tensor) for raw in now for value in raw[1]) else now
         return self._known
@@ -193,12 +226,32 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _check_may_step(self) -> None:
         if self._no_steps is not None:
             raise RuntimeError(self._no_steps)
-        checks.not_captured("step() cannot be captured in a CUDA graph: step counts and lr live on the host")
+        if capturing():
+            self._check_may_be_captured()
+
+    def _check_may_be_captured(self) -> None:
+        """What a CUDA graph does not see on the device it would freeze."""
+        where = "step() is being captured in a CUDA graph"
+        for group in self.param_groups:
+            if not group.get("capturable"):
+                raise RuntimeError(
+                    f"{where}, but step counts and lr live on the host and would be frozen; make the optimizer with "
+                    "capturable=True, and take a step before the capture"
+                )
+            if isinstance(group["lr"], Tensor) and group["lr"].device.type == "cpu":
+                raise RuntimeError(f"{where}, but lr is a tensor on the CPU and would be frozen; move it to the device")
+            for param in group["params"]:
+                step = self.state[param].get("step") if param in self.state else None
+                if param.grad is not None and not (isinstance(step, Tensor) and step.device == param.device):
+                    raise RuntimeError(
+                        f"{where}, but a parameter on {param.device} has no state there yet; take a step before the "
+                        "capture (a CPU, or backend='eager', cannot be captured)"
+                    )
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
         self._plan = self._last_plan = self._seen = None
-        self._steps = StepCounts()
+        self._steps, self._in_graphs = StepCounts(), []
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -235,6 +288,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _plain(value: Any) -> Any:
+    """A number where it can be had without waiting for a device."""
+    if isinstance(value, str) or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return value
+    return float(value)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.launch import Backend, Launches
+from fusedadam.device_scalars import DeviceScalars
+from fusedadam.launch import Amp, Backend, Launches
 from fusedadam.launch_table import Floats, Int64s, Roles
 from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
-from fusedadam.steps import StepCounts
+from fusedadam.steps import HOST, StepCounts
 
 States: TypeAlias = dict[Any, dict[str, Any]]
 Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
@@ -39,8 +40,16 @@ class Member:
 
 
 class Plan:
+    """``on_device``: step counts and scalars are to be kept where the parameters are, if their backend can do so."""
+
     def __init__(
-        self, rule: Rule, members: Sequence[Member], params: list[Tensor], states: States, steps: StepCounts
+        self,
+        rule: Rule,
+        members: Sequence[Member],
+        params: list[Tensor],
+        states: States,
+        steps: StepCounts,
+        on_device: bool,
     ) -> None:
         self.rule = rule
         for member in members:
@@ -65,8 +74,7 @@ class Plan:
         self._tracked = [m.position for m in members if not m.param.is_inference()]
         self.groups: Int64s = np.array(groups, dtype=np.int64)
         self.positions = [m.position for m in members]
-        self._occurring, self._whose_group = np.unique(self.groups, return_inverse=True)
-        self.steps = steps.adopt([states[m.param] for m in members], states.values())
+        self._adopt(steps, [states[m.param] for m in members], states, on_device)
 
         slots = _slots(members, params, states)
         self.snapshot = Snapshot(slots, params, states)
@@ -78,23 +86,55 @@ class Plan:
             for launch in self.launches
         ]
 
+    def _adopt(self, steps: StepCounts, own: list[dict[str, Any]], states: States, on_device: bool) -> None:
+        """Divides the parameters into those that are counted on the host and those whose device does it."""
+        away = [launch.table for launch in self.launches if on_device and launch.table.home != HOST]
+        for home in {table.home for table in away}:  # all of a device at once: their counts are one tensor
+            there = [own[k] for table in away if table.home == home for k in table.members.tolist()]
+            steps.adopt(there, states.values(), home)
+        self._away = []
+        for table in away:
+            places = steps.adopt([own[k] for k in table.members.tolist()], states.values(), table.home)
+            table.scalars_on_device = True
+            self._away.append(DeviceScalars(self.rule, table, places, self.groups[table.members]))
+        elsewhere = {k for table in away for k in table.members.tolist()}
+        self._hosted: Int64s = np.array([k for k in range(len(own)) if k not in elsewhere], dtype=np.int64)
+        self._steps = steps.adopt([own[k] for k in self._hosted.tolist()], states.values(), HOST)
+        self._occurring, self._whose_group = np.unique(self.groups[self._hosted], return_inverse=True)
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether the host has to know if the step is taken."""
+        return len(self._hosted) > 0
+
     def place(self) -> None:
         """Takes the present addresses over from the snapshot."""
         for launch, places in zip(self.launches, self._places, strict=True):
             launch.table.place(self.snapshot.addresses[places])
 
-    def run(self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options]) -> None:
+    def run(
+        self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options], amp: Amp
+    ) -> None:
         """``options``: the hyper-parameters of each group."""
         if not len(self.launches):
             return
-        step = steps.next(self.steps)
-        scalars, whose = self._scalars(step, options)
-        self.launches.set_scalars(scalars, whose)
+        step = steps.next(self._steps)
+        if self.is_hosted:
+            self.launches.set_scalars(*self._scalars(step, options))
+        for one in self._away:
+            one.update(steps.flat(one.table.home), options)
+        self.launches.set_amp(amp)
+
+        def count() -> None:
+            steps.set(self._steps, step)
+            for one in self._away:
+                one.count(steps.flat(one.table.home), amp.found_inf)
+
         roles: Sequence[Roles] = ()
         if self.launches.needs_tensors:
             tensors = list(find(self.snapshot.slots, params, states))
             roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
-        self.launches.run(roles, before_anything_is_written=lambda: steps.set(self.steps, step))
+        self.launches.run(roles, before_anything_is_written=count)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         torch.autograd.graph.increment_version(written)
@@ -109,13 +149,17 @@ class Plan:
 
     def _scalars(self, step: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
         """The scalars of every (options, step) that occurs, and which of them are whose."""
+        options = [tuple(float(v) if isinstance(v, Tensor) else v for v in own) for own in options]
         if step.min() == step.max():  # as good as always: one for each group
             keys, whose = [(options[group], float(step[0])) for group in self._occurring], self._whose_group
         else:
-            keys = [(options[group], number) for group, number in zip(self.groups, step.tolist(), strict=True)]
+            groups = self.groups[self._hosted].tolist()
+            keys = [(options[group], number) for group, number in zip(groups, step.tolist(), strict=True)]
             whose = np.arange(len(keys))
         scalars, order = self.rule.scalars_of(keys)
-        return scalars, np.array(order)[whose]
+        of_all = np.zeros(len(self.groups), dtype=np.int64)
+        of_all[self._hosted] = np.array(order)[whose]
+        return scalars, of_all
 
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from fusedadam.counts import Count
 from fusedadam.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.stages import Split, split
 
@@ -84,7 +85,7 @@ class Rule:
     def __init__(
         self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
     ) -> None:
-        self.update, self.scalars, self.reports, self.name = update, scalars, tuple(reports), update.__name__
+        self.update, self._scalars, self.reports, self.name = update, scalars, tuple(reports), update.__name__
         self.__doc__, self.__wrapped__ = update.__doc__, update
         self._function = Function(update)
         kinds = self._function.kinds
@@ -107,7 +108,11 @@ class Rule:
     @cached_property
     def hyper_parameters(self) -> tuple[str, ...]:
         """What ``scalars`` asks for beside ``step``."""
-        return tuple(n for n in inspect.signature(self.scalars).parameters if n != "step")
+        return tuple(n for n in inspect.signature(self._scalars).parameters if n != "step")
+
+    def scalars(self, step: Any, **options: Any) -> Mapping[str, Any]:
+        """``step``: a number, or step counts on a device."""
+        return self._scalars(step=Count(step) if isinstance(step, (int, float)) else step, **options)
 
     def scalars_of(self, keys: Sequence[tuple[tuple[Any, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
         """The scalars of each different (hyper-parameters, step) among the keys, and which of them each key has.

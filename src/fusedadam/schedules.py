@@ -44,5 +44,5 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 
 def _warmed_up(x: Any, warmup: float, later: Any) -> Any:
-    warmup = max(float(warmup), 0.0)
-    return where(x < warmup, minimum(x, warmup) / (warmup or 1.0), later)
+    warmup = maximum(warmup, 0.0)
+    return where(x < warmup, minimum(x, warmup) / where(warmup > 0, warmup, 1.0), later)

@@ -63,9 +63,8 @@ def minimum(a: Any, b: Any) -> Any:
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, torch.Tensor):
-        return torch.where(condition, a, b)
-    chosen = np.where(condition, a, b)
-    return chosen if chosen.ndim else chosen.item()
+        return torch.where(condition, *_tensors(condition, a, b))
+    return np.where(condition, a, b) if np.ndim(condition) else a if condition else b
 
 
 def power(x: Any, y: Any) -> Any:
@@ -99,11 +98,16 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def _both(for_torch: Callable[..., Any], for_numpy: Callable[..., Any], a: Any, b: Any) -> Any:
-    if isinstance(a, torch.Tensor):
-        return for_torch(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
-    if isinstance(b, torch.Tensor):
-        return for_torch(torch.as_tensor(a, dtype=b.dtype, device=b.device), b)
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return for_torch(*_tensors(a if isinstance(a, torch.Tensor) else b, a, b))
     return for_numpy(a, b)
+
+
+def _tensors(like: torch.Tensor, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as tensors on the device, of the dtype of that which is one, else float64; made there, not sent there."""
+    dtype = next((x.dtype for x in (a, b) if isinstance(x, torch.Tensor)), torch.float64)
+    made = (x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=dtype, device=like.device) for x in (a, b))
+    return next(made), next(made)
 
 
 # what kernels know, and what is summed over what

@@ -32,7 +32,7 @@ REFUSED = (
     + [(ADAM, name, case) for name in ("amsgrad", "maximize") for case in FLAGS]
     + [(CLASSES, name, case) for name in ("foreach", "fused") for case in TORCH_FLAGS]
     + [(CLASSES, "differentiable", case) for case in [*FLAGS, (True, RuntimeError)]]
-    + [(CLASSES, "capturable", case) for case in [*FLAGS, (True, RuntimeError)]]
+    + [(CLASSES, "capturable", case) for case in FLAGS]
     + [(CLASSES, "state_dtype", case) for case in DTYPES]
     + [(EMA, "ema_dtype", case) for case in DTYPES]
     + [(CLASSES, "backend", case) for case in [("cuda", ValueError), ("", ValueError), ("Numba", ValueError)]]

@@ -21,7 +21,7 @@ def adam_scalars(
     return {
         "decay": 1 - lr * weight_decay, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
         "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": lr / (1 - beta1**step), "debias2": (1 - beta2**step) ** -0.5,
+        "step_size": lr / (1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
     }
 
 
@@ -70,7 +70,8 @@ class AdamW(FusedOptimizer):
             only takes the norm
         maximize: go up the gradient instead of down
         foreach, fused: accepted and kept; they choose nothing, every step is fused
-        capturable: not supported yet
+        capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one
+            before the capture); ``lr`` may then be a tensor there, and change between replays
         differentiable: not supported
         state_dtype: dtype of the moments; None means each parameter's own
         backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device

@@ -22,9 +22,10 @@ from torch import Tensor
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, sums, words
 from fusedadam.launch import Part, addresses
-from fusedadam.launch_table import LaunchTable, Roles, sent
+from fusedadam.launch_table import LaunchTable, Roles
 from fusedadam.stages import Stage, Sum
 from fusedadam.sums import LANES, UPPER_LANES
+from fusedadam.transfer import sent
 
 
 class Tile(NamedTuple):
@@ -120,11 +121,15 @@ def _launch(
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
 
+    @functools.cache
+    def scaled() -> Callable[..., None]:
+        return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)
+
     def run() -> None:
         if table.grad_scale is None and table.found_inf is None:
             plain()
         else:
-            _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)()
+            scaled()(*arguments())
 
     return run
 
@@ -173,8 +178,8 @@ def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Run:
 
 def _ready(
     device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
-) -> Run:
-    """The launch of a kernel, compiled.
+) -> Callable[..., None]:
+    """The launch of a kernel, compiled; with these arguments, or with others like them that it is given.
 
     Now, so that a compiler's complaint comes before anything is written; and kept, so that a launch need not look at
     its arguments anew.
@@ -182,14 +187,18 @@ def _ready(
     if not grid[0]:
         return lambda: None
     if words.INTERPRETED:
-        return functools.partial(function[grid], *arguments)
+        return lambda *now: function[grid](*(now or arguments))
     with _current(device):
         ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
-    # addresses instead of tensors, which the launcher would ask for theirs, and the driver whether they are right
-    plain = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
 
-    def launch(_alive: object = arguments) -> None:
-        ready(*plain)
+    # addresses instead of tensors, which the launcher would ask for theirs, and the driver whether they are right
+    def plain(given: tuple[Any, ...]) -> list[Any]:
+        return [a.data_ptr() if isinstance(a, Tensor) else a for a in given]
+
+    kept = plain(arguments)
+
+    def launch(*now: Any, _alive: object = arguments) -> None:
+        ready(*(plain(now) if now else kept))
 
     return launch
 

@@ -1,0 +1,109 @@
+"""The scalars of a table whose step counts only the device knows: made there, by torch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam.counts import DeviceCount
+from fusedadam.launch_table import Int64s, LaunchTable
+from fusedadam.rule import Rule
+from fusedadam.steps import Places
+from fusedadam.transfer import sent
+
+# What groups differ in most: one value for each parameter. Whatever else they differ in is calculated group by group.
+VARYING = ("lr", "weight_decay")
+
+
+class DeviceScalars:
+    """``places``: where the counts of the table's parameters are; ``groups``: whose options they have."""
+
+    def __init__(self, rule: Rule, table: LaunchTable, places: Places, groups: Int64s) -> None:
+        self.table, self._rule, self._groups = table, rule, groups
+        self._places = None if isinstance(places, slice) else sent(places, table.home)
+        self._numbers = table.on_device.view(torch.float64)
+        self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
+        self._filled: dict[tuple[str, int], float] = {}  # rows of numbers that stay the same
+        self._seen: Any = None
+        self._parts: list[tuple[Tensor | None, dict[str, Any]]] = []
+
+    def update(self, flat: Tensor, options: Sequence[tuple[Any, ...]]) -> None:
+        """The scalars of the steps after those that ``flat`` has counted."""
+        seen = [tuple(id(v) if isinstance(v, Tensor) else v for v in own) for own in options]
+        if seen != self._seen:
+            self._parts, self._seen = list(self._divide(options)), seen
+            self._filled.clear()
+        step = torch.add(flat if self._places is None else flat[self._places], 1, out=self._next)
+        for part, (columns, own) in enumerate(self._parts):
+            now = {name: value() if isinstance(value, Live) else value for name, value in own.items()}
+            scalars = self._rule.scalars(step=DeviceCount(step if columns is None else step[columns]), **now)
+            for name in self.table.scalars:
+                self._write(name, part, columns, scalars[name])
+
+    def count(self, flat: Tensor, found_inf: Tensor | None) -> None:
+        """The step is taken, unless there is an infinity."""
+        one = 1 if found_inf is None else found_inf.view(-1) == 0
+        if self._places is None:
+            flat.add_(one)
+        else:
+            flat[self._places] += one
+
+    def _write(self, name: str, part: int, columns: Tensor | None, value: Any) -> None:
+        row = self._numbers[self.table.at[name]]
+        if isinstance(value, Tensor):
+            if columns is None:
+                row.copy_(value)
+            else:
+                row[columns] = value.expand(len(columns))
+        elif self._filled.get((name, part)) != float(value):
+            if columns is None:
+                row.fill_(float(value))
+            else:
+                row.index_fill_(0, columns, float(value))
+            self._filled[name, part] = float(value)
+
+    def _divide(self, options: Sequence[tuple[Any, ...]]) -> Any:
+        """For parameters with the same options, but for those that vary: their columns (None: all), and the options."""
+        names = self._rule.hyper_parameters
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for group in dict.fromkeys(self._groups.tolist()):
+            fixed = tuple(v for n, v in zip(names, options[group], strict=True) if n not in VARYING)
+            alike.setdefault(fixed, []).append(group)
+        for groups in alike.values():
+            mine = np.flatnonzero(np.isin(self._groups, groups))
+            columns = None if len(mine) == len(self._groups) else sent(mine, self.table.home)
+            own = dict(zip(names, options[groups[0]], strict=True))
+            for name in VARYING:
+                if name in own:
+                    own[name] = self._each([options[g][names.index(name)] for g in groups], groups, mine)
+            yield columns, own
+
+    def _each(self, values: list[Any], groups: list[int], mine: Int64s) -> Any:
+        """One value for all, or one for each column."""
+        same = all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
+        which = None if same else np.array([groups.index(g) for g in self._groups[mine].tolist()])
+        if any(isinstance(value, Tensor) for value in values):
+            return Live(values, None if which is None else sent(which, self.table.home), self.table.home)
+        return values[0] if which is None else sent(np.array(values, dtype=np.float64)[which], self.table.home)
+
+
+class Live(NamedTuple):
+    """Values of which some are tensors, whose owner may change them at any time."""
+
+    values: list[Any]
+    which: Tensor | None
+    home: torch.device
+
+    def __call__(self) -> Tensor:
+        if self.which is None:
+            return self._now(self.values[0])
+        return torch.stack([self._now(value) for value in self.values])[self.which]
+
+    def _now(self, value: Any) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.detach().to(self.home, torch.float64).reshape(())
+        return torch.full((), value, dtype=torch.float64, device=self.home)
