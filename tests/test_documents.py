@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import clipping, functional, schedules
+from fusedadam import clipping, functional, in_backward, schedules
 from fusedadam.ascend import aclnn, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import adamp, adamw, bert_adam, ema_adamw
@@ -78,13 +78,13 @@ def test_the_code_in_the_documents_runs(name):
         exec(compile(block, name, "exec"), space)
 
 
-DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, schedules]
+DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, schedules]
 DOCUMENTED += [aclnn, ascend_optimizers, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)
 def test_the_examples_in_docstrings_run(module):
-    result = doctest.testmod(module, extraglobs={"torch": torch})
+    result = doctest.testmod(module, extraglobs={"torch": torch, "AdamW": fusedadam.AdamW})
     assert result.attempted
     assert not result.failed
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedadam import functional, schedules
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.bert_adam import BertAdam
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
 __version__ = "0.1.0"
-__all__ = ["Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW", "clip_grad_norm_", "functional", "schedules"]
+__all__ = ["Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW"]
+__all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
 
 
 def __getattr__(name: str) -> Any:

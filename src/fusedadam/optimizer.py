@@ -13,15 +13,15 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from fusedadam import backends, checks
+from fusedadam import backends, checks, state_dicts
 from fusedadam.clipping import norm_of
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Options, Plan
@@ -29,6 +29,9 @@ from fusedadam.rule import OWN_FLAGS, Rule
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
 from fusedadam.transfer import capturing
+
+if TYPE_CHECKING:
+    from fusedadam.in_backward import InBackward
 
 Group: TypeAlias = dict[str, Any]
 NOT_OPTIONS = ("self", "params", "__class__")
@@ -49,8 +52,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     rule: ClassVar[Rule]
     fixed: ClassVar[Mapping[str, Any]] = {}  # flags and hyper-parameters that are the same for every group
     states: ClassVar[Mapping[str, State]] = {}  # those that do not simply begin as zeros
+    also_called: ClassVar[Mapping[str, str]] = {}  # our names of states for others', whose state dicts are loaded
     _no_steps: str | None = None  # why stepping is refused at the moment
     _in_graphs: list[Plan]
+    _in_backward: InBackward | None = None
     _plan: Plan | None
     _last_plan: Plan | None
     _groups: list[Any]  # what a plan takes from the groups
@@ -99,6 +104,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Lightning asks, too, and takes yes for "only so": it would refuse to clip. Ours may also come unscaled.
         """
+        if self._in_backward is not None:
+            raise RuntimeError(
+                "this optimizer steps in backward, where gradients would still be scaled by the GradScaler; use "
+                "bfloat16 without a scaler, or do not step in backward"
+            )
         return not sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning."))
 
     @overload
@@ -117,6 +127,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
         with torch._C.DisableTorchFunction():
             self._step()
+        if self._in_backward is not None:
+            self._in_backward.done.clear()
         return loss
 
     def _step(self) -> None:
@@ -142,6 +154,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             return
         plan.run(params, self.state, self._steps, options, amp)
 
+    def looks_at_several(self) -> bool:
+        """Whether a step sums over several parameters, under the present options."""
+        flags = [dict(zip(self._flags, own, strict=True)) for own in self._options()[0]]
+        return any(self.rule.special({**own, **dict.fromkeys(OWN_FLAGS, True)}).shared for own in flags)
+
     def _counts_on_device(self, options: list[Options], amp: Amp) -> bool:
         """Whether the host does not know, or is not to be asked, which step this is or what a scalar is."""
         tensors = [t for own in (*options, amp) for t in own if isinstance(t, Tensor)]
@@ -160,9 +177,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _report(self, name: str) -> dict[int, float]:
         """A value of the last step for each parameter that took part, by its position among all."""
-        if self._last_plan is None:
-            return {}
-        return self._last_plan.report(name)
+        reports = {} if self._last_plan is None else self._last_plan.report(name)
+        if self._in_backward is not None:
+            for k, param in enumerate(self._params()):
+                if param in self._in_backward.alone:
+                    reports.update(zip([k], self._in_backward.alone[param]._report(name).values(), strict=False))
+        return reports
 
     def _params(self) -> list[Tensor]:
         if len(self.param_groups) == 1:
@@ -252,6 +272,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Nothing is known about the last step: the next one looks at everything."""
         self._plan = self._last_plan = self._seen = None
         self._steps, self._in_graphs = StepCounts(), []
+        if self._in_backward is not None:
+            self._in_backward.alone.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -261,21 +283,26 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``."""
-        before = [dict(group) for group in self.param_groups]
-        loaded: list[dict[str, Any]] = []
+        """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.
 
-        def take(_: Any, state_dict: dict[str, Any]) -> None:
-            loaded.append(state_dict)  # as the user's own hooks have left it
+        Also takes those of torch's Adam and AdamW, of the adamp package, NVIDIA's BertAdam, apex and MindSpeed, into
+        the optimizer that computes the same. What does not fit is refused, and nothing is loaded.
+        """
+        before = [dict(group) for group in self.param_groups]
+        loaded: dict[str, Any] = {}
+
+        def take(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:  # as the user's own hooks have left it
+            loaded.update(self._fitting(state_dict))
+            return loaded
 
         def keep_dtypes(_: Any) -> None:
-            saved = [key for group in loaded[0]["param_groups"] for key in group["params"]]
+            saved = [key for group in loaded["param_groups"] for key in group["params"]]
             for key, param in zip(saved, self._params(), strict=True):
-                for name, value in loaded[0]["state"].get(key, {}).items():
+                for name, value in loaded["state"].get(key, {}).items():
                     if isinstance(value, Tensor):
                         device = torch.device("cpu") if name == "step" else param.device
                         self.state[param][name] = value.detach().to(device, copy=True)
-            for group, mine, theirs in zip(self.param_groups, before, loaded[0]["param_groups"], strict=True):
+            for group, mine, theirs in zip(self.param_groups, before, loaded["param_groups"], strict=True):
                 # what the saved group does not say stays; so does the backend, a choice for this machine
                 group.update({name: mine[name] for name in mine if name not in theirs or name == "backend"})
 
@@ -288,6 +315,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        theirs = state_dict["param_groups"]
+        if [len(g["params"]) for g in theirs] != [len(g["params"]) for g in self.param_groups]:
+            return state_dict  # torch says so
+        groups = [{**own, **g, "params": own["params"]} for own, g in zip(self.param_groups, theirs, strict=True)]
+        for group in groups:
+            self.check(group)
+
+        def kept(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
+            return self.rule.special({n: bool(self._option(dict(group), n)) for n in self._flags}, param).states
+
+        begin = [name for name, kind in self.states.items() if kind.copy_of_param]
+        return state_dicts.fitting(state_dict, groups, self.also_called, kept, begin, type(self).__name__)
 
 
 def _plain(value: Any) -> Any:

@@ -64,7 +64,10 @@ def minimum(a: Any, b: Any) -> Any:
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, *_tensors(condition, a, b))
-    return np.where(condition, a, b) if np.ndim(condition) else a if condition else b
+    if np.ndim(condition):
+        return np.where(condition, a, b)
+    chosen = a if condition else b
+    return chosen.item() if isinstance(chosen, np.generic) else chosen
 
 
 def power(x: Any, y: Any) -> Any:

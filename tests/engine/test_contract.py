@@ -3,6 +3,7 @@
 In exact arithmetic EmaAdamW moves the parameters as AdamW does, so all three classes have a twin in torch.
 """
 
+import contextlib
 import copy
 import io
 import pickle
@@ -361,7 +362,9 @@ def test_state_dicts_of_torch_load_and_continue_as_in_torch(cls, options):
     given["param_groups"][0].update(options)
     for p, q in zip(*twins.params, strict=True):
         p.data.copy_(q.data)
-    twins.both[0].load_state_dict(given)
+    averaged = cls is fusedadam.EmaAdamW  # torch's has no average: it begins
+    with pytest.warns(UserWarning, match="no ema_params") if averaged else contextlib.nullcontext():
+        twins.both[0].load_state_dict(given)
     twins.step(3)
 
 

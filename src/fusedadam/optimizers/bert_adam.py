@@ -90,6 +90,7 @@ class BertAdam(FusedOptimizer):
     """
 
     rule = bert_adam
+    also_called = {"next_m": "exp_avg", "next_v": "exp_avg_sq"}  # NVIDIA's
 
     # fmt: off
     def __init__(

@@ -1,0 +1,74 @@
+"""A state dict that is about to be loaded, from wherever it comes: put into our words, or refused.
+
+Everything is looked at before anything is loaded, and an error says what does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fusedadam import checks
+
+# Group, parameter -> the names of the states that an optimizer of ours keeps for it
+Kept = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
+
+
+def fitting(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str],
+    kept: Kept,
+    begin: Sequence[str],
+    whose: str,
+) -> dict[str, Any]:
+    """``groups`` are the present ones, merged with those that are loaded; ``names`` are ours for what others call
+    otherwise; states in ``begin`` may do so at any time; ``whose`` is loading."""
+    state: dict[Any, dict[str, Any]] = {}
+    given, anew = state_dict["state"], set()
+    for theirs, group in zip(state_dict["param_groups"], groups, strict=True):
+        for key, param in zip(theirs["params"], group["params"], strict=True):
+            if not given.get(key):
+                continue
+            own = {names.get(name, name): value for name, value in given[key].items()}
+            if "step" not in own and "step" in theirs:
+                own["step"] = theirs["step"]  # apex and MindSpeed count by group
+            needed = kept(group, param)
+            anew |= {name for name in needed if name in begin and name not in own}
+            _check(own, param, [name for name in needed if name not in anew], f"state {key!r}", whose)
+            state[key] = own
+    unknown = [key for key in given if key not in state and given[key]]
+    if unknown:
+        raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
+    if anew:
+        warnings.warn(
+            f"the state dict has no {', '.join(sorted(anew))}, which {whose} keeps: it begins at the next step as a "
+            "copy of the parameters",
+            stacklevel=8,  # where load_state_dict is called
+        )
+    without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
+    return {**state_dict, "state": state, "param_groups": without_step}
+
+
+def _check(own: Mapping[str, Any], param: Tensor, kept: Sequence[str], which: str, whose: str) -> None:
+    missing = [name for name in (*kept, "step") if name not in own]
+    if missing:
+        raise ValueError(
+            f"{which} has no {', '.join(map(repr, missing))}, which {whose} keeps; it has {', '.join(sorted(own))}: "
+            "is it another optimizer's? It must be loaded with one that keeps the same"
+        )
+    for name in kept:
+        checks.tensor(f"{which}: {name!r}", own[name])
+        if own[name].shape != param.shape:
+            raise ValueError(
+                f"{which}: {name!r} has shape {tuple(own[name].shape)}, but the parameter has {tuple(param.shape)}; "
+                "they must be equal: is it another model's?"
+            )
+    checks.one_number(f"{which}: 'step'", own["step"])
+    step = float(own["step"])
+    if not (0 <= step < math.inf and step == int(step)):
+        raise ValueError(f"{which}: 'step' is {step}; it must be a whole number, at least 0")
