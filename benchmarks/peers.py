@@ -21,10 +21,13 @@ __all__ = [
     "TorchAdamWWithEma",
     "adamp",
     "clip_then_fused",
+    "our_adamw_scaled",
+    "our_adamw_unscaled",
     "our_clip_grad_norm_",
     "same_bytes_no_mathematics",
     "torch_clip_grad_norm_",
     "torch_fused",
+    "torch_fused_scaled",
 ]
 
 Params = list[torch.nn.Parameter]
@@ -36,6 +39,26 @@ class Missing(Exception):
 
 def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, fused=True, **options)
+
+
+def torch_fused_scaled(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return _scaled(torch_fused(params, **options))
+
+
+def our_adamw_scaled(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return _scaled(fusedadam.AdamW(params, **options))
+
+
+def our_adamw_unscaled(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return fusedadam.AdamW(params, **options)
+
+
+def _scaled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """As torch.amp.GradScaler hands gradients to an optimizer that can take them as they are."""
+    device = optimizer.param_groups[0]["params"][0].device
+    setattr(optimizer, "grad_scale", torch.full((), 2.0**16, device=device))  # noqa: B010  torch does not declare them
+    setattr(optimizer, "found_inf", torch.zeros((), device=device))  # noqa: B010
+    return optimizer
 
 
 def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:

@@ -22,10 +22,13 @@ from peers import (
     TorchAdamWWithEma,
     adamp,
     clip_then_fused,
+    our_adamw_scaled,
+    our_adamw_unscaled,
     our_clip_grad_norm_,
     same_bytes_no_mathematics,
     torch_clip_grad_norm_,
     torch_fused,
+    torch_fused_scaled,
 )
 from report import Report
 
@@ -35,7 +38,9 @@ FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 CLIP = {"max_grad_norm": 1.0}
 SCHEDULE = {"warmup": 0.1, "t_total": 100_000}  # as BERT is trained
 ALL_PROJECTED = {"delta": 1e6}  # no cosine is above it: every matrix by its channels, as batch norm would have it
+CAPTURABLE = {"capturable": True}
 BIG, TWO, SMALL = models.one(32), models.two_matrices(), models.many_small(4096)
+SMALL_GPU = models.many_small(65536)
 
 # fmt: off
 ON_GPU = [
@@ -43,7 +48,11 @@ ON_GPU = [
     Row("AdamW fp32, llama", AdamW, torch_fused, models.llama(), FP32, [Faster(), OfCopy(96, 28)]),
     Row("AdamW bf16, llama", AdamW, torch_fused, models.llama(), BF16, [Faster(), OfCopy(90, 14)]),
     Row("AdamW fp32, gpt", AdamW, torch_fused, models.gpt(), FP32, [Faster(1.13), OfCopy(92, 28)]),
-    Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, models.many_small(65536), FP32, [Faster(5)]),
+    Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, SMALL_GPU, FP32, [Faster(5)]),
+    Row("AdamW fp32 capturable, 1,000 small tensors", AdamW, torch_fused, SMALL_GPU, FP32, [Faster(2)], CAPTURABLE),
+    Row("AdamW fp32 scaled, 1,000 small tensors", our_adamw_scaled, torch_fused_scaled, SMALL_GPU, FP32, [Faster(2)]),
+    Row("AdamW fp32 scaled, llama", our_adamw_scaled, torch_fused_scaled, models.llama(), FP32, [Faster()]),
+    Row("AdamW fp32 scaled, llama", our_adamw_scaled, our_adamw_unscaled, models.llama(), FP32, [OfTheTime(1.03)]),
     Row("EmaAdamW fp32, llama", EmaAdamW, TorchAdamWWithEma, models.llama(), FP32, [Faster(), OfCopy(94, 36)]),
     Row("AdamW fp32 clipped, gpt", AdamW, clip_then_fused, models.gpt(), FP32, [Faster(1.5)], CLIP),
     Row("AdamW fp32 clipped, llama", AdamW, clip_then_fused, models.llama(), FP32, [Faster(1.45)], CLIP),

@@ -8,6 +8,7 @@ of torch.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,10 +44,12 @@ class NpuMode(TorchFunctionMode):
 _MODE = NpuMode()
 
 
-def enter() -> None:
-    """In this thread, unless it is there already."""
-    if _MODE not in _get_current_function_mode_stack():
+def enter() -> bool:
+    """In this thread, unless it is there already; says whether it was not."""
+    new = _MODE not in _get_current_function_mode_stack()
+    if new:
         _push_mode(_MODE)
+    return new
 
 
 def leave() -> None:
@@ -60,19 +63,25 @@ def leave() -> None:
         _push_mode(mode)
 
 
+_profile = threading.local()  # of each thread that the mode is about to leave: its profile function
+
+
 def _leave_soon() -> None:
     """While a mode handles a call torch has taken it off the stack, and puts it back at the end, whatever we do.
 
     What runs right after that is the thread's profile function.
     """
-    before = sys.getprofile()
+    if sys.getprofile() is not _leave_now:
+        _profile.before = sys.getprofile()
+        sys.setprofile(_leave_now)
 
-    def leave_now(*_: Any) -> None:
-        if _MODE in _get_current_function_mode_stack():
-            leave()
-            sys.setprofile(before)
 
-    sys.setprofile(leave_now)
+def _leave_now(*_: Any) -> None:
+    if not device.installed():  # otherwise somebody wants it again
+        if _MODE not in _get_current_function_mode_stack():
+            return
+        leave()
+    sys.setprofile(_profile.before)
 
 
 def _device(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

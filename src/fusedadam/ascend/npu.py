@@ -23,6 +23,15 @@ def is_available() -> bool:
     return True
 
 
+def set_device(device: Any) -> None:
+    """``"npu"`` without a number is the current one."""
+    where = _devices.translated(device)
+    if _devices.kind() == "cpu":
+        _on_cpu.set_device(where)
+    elif isinstance(where, int) or torch.device(where).index is not None:
+        torch.get_device_module(_devices.kind()).set_device(where)
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)

@@ -52,6 +52,7 @@ def patches() -> Iterator[Patch]:
     yield Patch(torch.utils.data.DataLoader, "__init__", _data_loader(torch.utils.data.DataLoader.__init__))
     yield Patch(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
     yield Patch(threading.Thread, "start", _start(threading.Thread.start))
+    yield Patch(torch.autograd, "_engine_run_backward", _backward(vars(torch.autograd)["_engine_run_backward"]))
     if torch.distributed.is_available():
         for name in ("init_process_group", "new_group"):
             yield Patch(torch.distributed, name, _without_hccl(getattr(torch.distributed, name)))
@@ -122,8 +123,8 @@ def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], A
 def _mapping_location(load: Callable[..., Any]) -> Callable[..., Any]:
     def translated(location: Any) -> Any:
         if isinstance(location, dict):  # from what the file says, which may be a name of either world
-            both = {**{device.translated(k): v for k, v in location.items()}, **location}
-            return {k: device.translated(v) for k, v in both.items()}
+            own = {f"{device.kind()}:{k.partition(':')[2]}": v for k, v in location.items() if device.is_named(k)}
+            return {k: device.translated(v) for k, v in {**own, **location}.items()}
         return device.translated(location)
 
     return _changing(load, {"map_location": translated})
@@ -149,8 +150,15 @@ def _data_loader(init: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fork_rng(fork: Callable[..., Any]) -> Callable[..., Any]:
     """The CPU's state is always kept; it is no device that could be named besides."""
-    on_cpu = lambda name: None if device.translated(name) == "cpu" else device.translated(name)  # noqa: E731
-    return _changing(fork, {"device_type": on_cpu})
+
+    @functools.wraps(fork)
+    def call(devices: Any = None, *args: Any, device_type: Any = None, **kwargs: Any) -> Any:
+        kind = device.translated(device_type)
+        if device.is_named(device_type) and kind == "cpu":
+            devices, kind = [], None
+        return fork(devices, *args, device_type=kind, **kwargs)
+
+    return call
 
 
 def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +168,8 @@ def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(backend, str):
             return backend
         here = "nccl" if device.kind() == "cuda" else "gloo"
-        return backend.replace("npu:", f"{device.kind()}:").replace("hccl", here)
+        each = backend.replace("npu:", f"{device.kind()}:").replace("hccl", here).split(",")
+        return ",".join(dict.fromkeys(each))  # the CPU's may have been named as well
 
     return _changing(function, {"backend": translated})
 
@@ -183,6 +192,34 @@ def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thr
         if device.installed():
             self.run = run_in_mode  # type: ignore[method-assign]
         start(self)
+
+    return call
+
+
+def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass calls functions of the script's: hooks, custom Functions, checkpoints.
+
+    It runs while the mode handles ``backward()`` and is therefore off, and on a GPU in a thread of autograd's own,
+    which a hook on what backward begins with is the first to reach.
+    """
+
+    def enter(_: Any) -> None:
+        mode.enter()
+
+    @functools.wraps(run)
+    def call(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not device.installed():
+            return run(outputs, *args, **kwargs)
+        nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        hooks = [node.register_prehook(enter) for node in nodes] if device.kind() != "cpu" else []
+        new = mode.enter()
+        try:
+            return run(outputs, *args, **kwargs)
+        finally:
+            if new:
+                mode.leave()
+            for hook in hooks:
+                hook.remove()
 
     return call
 
