@@ -7,7 +7,7 @@ the wrong kind, RuntimeError for tensors that do not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,16 +20,27 @@ from fusedadam.transfer import capturing
 
 def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> float:
     """A finite number in [low, below); a tensor of one element counts as one."""
+    number = real(name, value)
+    if not low <= number < below:
+        allowed = f"at least {low:g} and finite" if below == math.inf else f"in [{low:g}, {below:g})"
+        raise ValueError(f"{name}={value!r} is out of range; it must be {allowed}")
+    return number
+
+
+def real(name: str, value: Any) -> float:
+    """A number, which a range may be asked of; what is too large for float64 is infinite."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; a tensor {name} must have one element")
+        if value.device.type == "meta":
+            raise RuntimeError(f"{name} is a meta tensor and has no value; it must be on a device")
         value = value.item()
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not _is_numpy_number(value)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number")
-    if not low <= value < below:
-        allowed = f"at least {low:g} and finite" if below == math.inf else f"in [{low:g}, {below:g})"
-        raise ValueError(f"{name}={value!r} is out of range; it must be {allowed}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def one_number(name: str, value: Any) -> None:
@@ -51,13 +62,13 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 def ema_decay(value: Any, name: str = "ema_decay") -> float:
-    if not (decay := number(name, value)) <= 1:
+    if not 0 <= (decay := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
     return decay
 
 
 def mode(value: Any) -> None:
-    if value not in (0, 1) or isinstance(value, bool):
+    if type(value) is not int or value not in (0, 1):
         raise ValueError(f"mode={value!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
 
 
@@ -107,7 +118,7 @@ def not_captured(why: str) -> None:
         raise RuntimeError(why)
 
 
-def tensor(name: str, value: Any) -> None:
+def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) -> None:
     """A tensor that a kernel can read: of a supported dtype, strided, and with memory behind it."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
@@ -117,8 +128,8 @@ def tensor(name: str, value: Any) -> None:
             f"{name} has layout {kind}, and sparse or opaque layouts are not supported; "
             "convert it with .to_dense(), or use torch.optim.SparseAdam"
         )
-    if value.dtype not in STORAGES:
-        raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(STORAGES)}")
+    if value.dtype not in dtypes:
+        raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(dtypes)}")
     if value.device.type == "meta":
         raise RuntimeError(
             f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)"

@@ -145,7 +145,8 @@ class Update:
                 (checks.tensor if role_of[name] == "grad" else checks.written)(label, tensor)
         for k in range(count):
             checks.alike({name: tensors[k] for name, tensors in lists.items()}, param, f"[{k}] " if count > 1 else "")
-        checks.no_shared_memory((name, tensor) for name, tensors in lists.items() for tensor in tensors)
+        self.tensors = [(name, tensor) for name, tensors in lists.items() for tensor in tensors]
+        checks.no_shared_memory(self.tensors)
         self._rule, self._special, self._step = rule, rule.special(flags), step
         self._options = tuple(options[name] for name in rule.hyper_parameters)
         self._roles = [{role_of[name]: tensors[k] for name, tensors in lists.items()} for k in range(count)]
@@ -188,9 +189,11 @@ def _one_step(step: Any) -> int:
     if isinstance(step, Tensor):
         if step.numel() != 1 or step.dtype.is_floating_point or step.dtype.is_complex or step.dtype == torch.bool:
             raise TypeError(f"step is a tensor of shape {tuple(step.shape)} and {step.dtype}; it must be one integer")
+        if step.device.type == "meta":
+            raise RuntimeError("step is a meta tensor and has no value; it must be on a device")
         step = int(step.item())
     if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
         raise TypeError(f"step={step!r} is a {type(step).__name__}; it must be an int or an int64 tensor")
-    if step < 1:
-        raise ValueError(f"step={step} is out of range; the first step is 1")
+    if not 1 <= step < 2**63:
+        raise ValueError(f"step={step} is out of range; it must be an int64, and the first step is 1")
     return int(step)

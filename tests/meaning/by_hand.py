@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,6 +90,16 @@ def adamw_v2(var, grad, m, v, largest, step, lr, beta1, beta2, weight_decay, eps
     denominator = used.sqrt() / math.sqrt(1 - beta2**step) + eps
     p = p - lr / (1 - beta1**step) * first / denominator
     return p.to(var.dtype), first.to(m.dtype), second.to(v.dtype), (used if amsgrad else top).to(largest.dtype)
+
+
+def adamw_v2_listing(var, grad, m, v, max_grad_norm, *, step, amsgrad, maximize, **attributes):
+    """The operator as its page lists it: the attributes are float32 numbers, and then all is as in ``adamw_v2``.
+
+    Scalars made of them are Python's, as in the listing under numpy 1; numpy 2 would make 1 - beta**t in float32. The
+    root of a low-precision maximum is taken in float32, not as listed in its own dtype: the specification settles that.
+    """
+    rounded = {name: float(np.float32(value)) for name, value in attributes.items()}
+    return adamw_v2(var, grad, m, v, max_grad_norm, step=step, amsgrad=amsgrad, maximize=maximize, **rounded)
 
 
 class AdamPByHand:

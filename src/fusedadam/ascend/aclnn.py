@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,32 +46,36 @@ _last = threading.local()
 class Executor:
     """A step that is checked and has yet to run, once."""
 
-    def __init__(self, update: Update) -> None:
-        self._update: Update | None = update
-        self.workspace_size = update.bytes_of_table()
+    def __init__(self, update: Callable[[], Update]) -> None:
+        self._update: Callable[[], Update] | None = update
+        self.workspace_size = update().bytes_of_table()
 
     def run(self, workspace: Any, size: Any, stream: Any) -> None:
         if self._update is None:
             raise ValueError("executor has run already, and runs once; get another from the first phase")
-        if not isinstance(size, int) or isinstance(size, bool) or size < self.workspace_size:
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < self.workspace_size:
             raise ValueError(f"workspaceSize is {size!r}; it must be at least {self.workspace_size}")
-        memory = self._memory(workspace, size) if self.workspace_size else None
-        with _on(stream, self._update.device):
-            self._update.run(memory)
+        update = self._update()  # checks the tensors once more: they may have become others since
+        memory = _memory(workspace, int(size), update) if self.workspace_size else None
+        with _on(stream, update.device):
+            update.run(memory)
         self._update = None
 
-    def _memory(self, workspace: Any, size: int) -> Tensor:
-        assert self._update is not None
-        if not isinstance(workspace, Tensor) or not workspace.is_contiguous():
-            raise TypeError(f"workspace is a {type(workspace).__name__}; it must be a contiguous tensor of memory")
-        memory = workspace.detach().view(-1).view(torch.uint8)
-        if memory.numel() < size:
-            raise ValueError(f"workspace has {memory.numel()} bytes, but workspaceSize says {size}")
-        if memory.device != self._update.device:
-            raise ValueError(f"workspace is on {memory.device}; it must be on {self._update.device}, as varRef is")
-        if memory.data_ptr() % 8:
-            raise ValueError("workspace must begin at a multiple of 8 bytes")
-        return memory
+
+def _memory(workspace: Any, size: int, update: Update) -> Tensor:
+    if not isinstance(workspace, Tensor) or workspace.layout != torch.strided or workspace.is_quantized:
+        raise TypeError(f"workspace is a {type(workspace).__name__}; it must be a plain tensor of memory")
+    if not workspace.is_contiguous():
+        raise ValueError("workspace has gaps; it must be contiguous")
+    if workspace.device != update.device:
+        raise ValueError(f"workspace is on {workspace.device}; it must be on {update.device}, as varRef is")
+    memory = workspace.detach().view(-1).view(torch.uint8)
+    if memory.numel() < size:
+        raise ValueError(f"workspace has {memory.numel()} bytes, but workspaceSize says {size}; they must be there")
+    if memory.data_ptr() % 8:
+        raise ValueError("workspace must begin at a multiple of 8 bytes")
+    checks.no_shared_memory([("workspace", memory), *update.tensors])
+    return memory
 
 
 def aclnnApplyFusedEmaAdamGetWorkspaceSize(
@@ -88,8 +94,8 @@ def aclnnApplyFusedEmaAdamGetWorkspaceSize(
         checks.ema_decay(emaDecay, "emaDecay")
         checks.boolean("biasCorrection", biasCorrection)
         checks.number("weightDecay", weightDecay)
-        update = ema_update(tensors, step, lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
-        executor = Executor(update)
+        options = (lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
+        executor = Executor(lambda: ema_update(tensors, step, *options))
     except (TypeError, ValueError, RuntimeError) as error:
         return _failed(ACLNN_ERR_PARAM_INVALID, str(error)), 0, None
     return ACLNN_SUCCESS, executor.workspace_size, executor

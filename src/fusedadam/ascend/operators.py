@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def npu_apply_fused_adamw_v2(
     checks.boolean("amsgrad", amsgrad)
     checks.boolean("maximize", maximize)
     attributes = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-    rounded = adam_options(**{name: _float32(name, value) for name, value in attributes.items()})
+    rounded = {name: _float32(name, value) for name, value in adam_options(**attributes).items()}
     tensors = {"var": var, "grad": grad, "m": m, "v": v}
     if amsgrad and max_grad_norm is None:
         raise ValueError("max_grad_norm is None, but amsgrad=True keeps its running maximum there; pass a tensor")
@@ -101,9 +102,7 @@ def ema_update(
 
 def _check_dtypes(tensors: Mapping[str, Any], var: str, as_var: tuple[str, ...]) -> None:
     for name, value in tensors.items():
-        checks.tensor(name, value)
-        if value.dtype not in DTYPES:
-            raise RuntimeError(f"{name} has dtype {names([value.dtype])}; it must be one of {names(DTYPES)}")
+        checks.tensor(name, value, DTYPES)
     for name in as_var:
         if tensors[name].dtype != tensors[var].dtype:
             have, want = names([tensors[name].dtype]), names([tensors[var].dtype])
@@ -120,7 +119,9 @@ def _step(step: Any) -> Any:
     return step
 
 
-def _float32(name: str, value: Any) -> float:
-    number = checks.number(name, value)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
-        return float(np.float32(number))
+def _float32(name: str, value: float) -> float:
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))
+    if rounded > value and rounded == (1.0 if name.startswith("beta") else math.inf):
+        raise ValueError(f"{name}={value!r} becomes {rounded} in float32, which this operator uses; it must be smaller")
+    return rounded

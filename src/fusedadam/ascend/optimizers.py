@@ -94,9 +94,9 @@ class NpuFusedBertAdam(NpuFusedOptimizer, BertAdam):
         FusedOptimizer.__init__(self, params, locals())
 
     def add_param_group(self, param_group: Group) -> None:
-        super().add_param_group(param_group)
-        if self.param_groups[-1]["b2"] is UNGIVEN_B2:
+        if isinstance(param_group, dict) and {**self.defaults, **param_group}["b2"] is UNGIVEN_B2:
             _warn_about_b2()
+        super().add_param_group(param_group)
 
 
 @functools.cache
@@ -129,7 +129,7 @@ class FusedEmaAdamW(EmaAdamW):
     """
 
     NAMES = {"ema_warmup": "use_num_updates", "decoupled": "adam_w_mode"}
-    _stored: list[list[Tensor]] | None = None
+    _stored: list[tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self, params: Params, lr: float = 1e-3, eps: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999),
@@ -162,19 +162,17 @@ class FusedEmaAdamW(EmaAdamW):
 
     def store(self, param_groups: list[Group]) -> None:
         """Keeps a copy of the parameters, on the host, until :meth:`restore`."""
-        self._stored = [[p.detach().to("cpu", copy=True) for p in group["params"]] for group in param_groups]
+        self._stored = [(p, p.detach().to("cpu", copy=True)) for group in param_groups for p in group["params"]]
 
     @torch.no_grad()
     def restore(self, param_groups: list[Group]) -> None:
         """Brings the stored parameters back."""
         if self._stored is None:
             raise RuntimeError("restore() has nothing to bring back; call store(param_groups) first")
-        stored = [[p.shape for p in group] for group in self._stored]
-        if stored != [[p.shape for p in group["params"]] for group in param_groups]:
+        if [id(p) for p, _ in self._stored] != [id(p) for group in param_groups for p in group["params"]]:
             raise ValueError("param_groups has other parameters than store() was given; pass the same groups")
-        for kept, group in zip(self._stored, param_groups, strict=True):
-            for before, param in zip(kept, group["params"], strict=True):
-                param.copy_(before)
+        for param, before in self._stored:
+            param.copy_(before)
         self._stored = None
 
     def _option(self, group: Group, name: str) -> Any:

@@ -7,12 +7,14 @@ traceback without us in it.
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib.machinery
 import io
 import os
 import runpy
 import sys
 import types
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -82,22 +84,22 @@ def _as_python_would(run: Callable[[], None]) -> None:
         raise
 
 
-def _run_script(path: str) -> None:
-    main = _fresh_main()
-    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+def _run_script(given: str) -> None:
+    main, path = _fresh_main(), os.path.join(os.getcwd(), given)  # absolute, and otherwise as it was given
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
         _put_first(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     try:
-        with io.open_code(os.path.abspath(path)) as file:
+        with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        _refuse(f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}")
+        _refuse(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
     _put_first(os.path.dirname(os.path.realpath(path)))
-    main.__file__ = os.path.abspath(path)
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
-    main.__dict__.update(__builtins__=__builtins__, __cached__=None)
-    exec(compile(source, main.__file__, "exec", dont_inherit=True), main.__dict__)
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _run_module(name: str) -> None:

@@ -1,0 +1,143 @@
+"""What the optimizers of torch_npu and MindSpeed refuse: under their own names, and nothing is changed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from tests.engine import test_bad_input as engine
+from tests.engine.test_bad_input import KINDS, VALUES, everything, leaf, refused
+
+CLASSES = (NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam, FusedEmaAdamW)
+NPU_ADAMW, NPU_ADAMP, NPU_BERT, EMA_ADAMW = ((cls,) for cls in CLASSES)
+WITH_BETAS = NPU_ADAMW + NPU_ADAMP + EMA_ADAMW
+NOT_BOOL = [(None, TypeError), ("yes", TypeError), (0.5, TypeError), (1, TypeError)]
+NOT_A_BETA = [(1.0, ValueError), (1.5, ValueError), (-0.1, ValueError), (math.nan, ValueError), ("0.9", TypeError)]
+NOT_A_BETA += [(None, TypeError), (True, TypeError)]
+UNSUPPORTED = [*NOT_BOOL, (True, RuntimeError)]
+REFUSED = (
+    [(CLASSES, name, case) for name in ("lr", "weight_decay") for case in KINDS + VALUES]
+    + [(WITH_BETAS, "eps", case) for case in KINDS + VALUES]
+    + [(WITH_BETAS, "betas", case) for case in engine.PAIRS]
+    + [(NPU_ADAMW, "amsgrad", case) for case in NOT_BOOL]
+    + [(NPU_ADAMP, name, case) for name in ("delta", "wd_ratio") for case in KINDS + VALUES]
+    + [(NPU_ADAMP, "nesterov", case) for case in NOT_BOOL]
+    + [(NPU_BERT, name, case) for name in ("b1", "b2") for case in NOT_A_BETA]
+    + [(NPU_BERT, "e", case) for case in KINDS + VALUES]
+    + [(NPU_BERT, "warmup", (v, ValueError)) for v in (-0.5, -2, 1.0, 1.5, math.nan)]
+    + [(NPU_BERT, "warmup", case) for case in KINDS]
+    + [(NPU_BERT, "t_total", (v, ValueError)) for v in (0, -2, 0.5, math.nan, math.inf)]
+    + [(NPU_BERT, "t_total", case) for case in KINDS]
+    + [(NPU_BERT, "schedule", (v, ValueError)) for v in ("linear", "", None, "WARMUP_LINEAR")]
+    + [(NPU_BERT, "max_grad_norm", (v, ValueError)) for v in (-0.5, -2, math.nan)]
+    + [(EMA_ADAMW, "ema_decay", case) for case in [*KINDS, *VALUES, (1.001, ValueError)]]
+    + [(EMA_ADAMW, name, case) for name in ("amsgrad", "maximize") for case in UNSUPPORTED]
+    + [
+        (EMA_ADAMW, name, case)
+        for name in ("use_num_updates", "bias_correction", "adam_w_mode", "set_grad_none")
+        for case in NOT_BOOL
+    ]
+)
+OPTIONS = [
+    pytest.param(cls, name, value, error, id=f"{cls.__name__}-{name}={value!r}")
+    for classes, name, (value, error) in REFUSED
+    for cls in classes
+]
+pytestmark = pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2 is not given")
+
+
+@pytest.mark.parametrize(("cls", "name", "value", "error"), OPTIONS)
+def test_a_bad_option_through_every_door(cls, name, value, error):
+    engine.test_a_bad_option_is_refused_through_every_door_and_leaves_no_trace(cls, name, value, error)
+    with pytest.raises(error, match=rf"^{name}\b"):  # any message has an "e" somewhere
+        cls([leaf(2)], **{name: value})
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("kind", engine.PARAMETERS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantiz.*")
+def test_a_parameter_that_cannot_be_updated(cls, kind):
+    engine.test_a_parameter_that_cannot_be_updated_is_refused(cls, kind)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(
+    "damage", [engine.sparse_grad, engine.wrong_shape_of_state, engine.integer_state], ids=lambda f: f.__name__
+)
+def test_a_step_that_is_refused_has_done_nothing(cls, damage):
+    params = [leaf(4), leaf(2, 3), leaf(5)]
+    optimizer = cls(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    damage(optimizer, params[1])
+    before = everything(optimizer)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=engine.BREAKS[damage]):
+            optimizer.step()
+        assert everything(optimizer) == before
+
+
+NORMS = [("max_norm", -1.0, ValueError), ("max_norm", math.nan, ValueError), ("max_norm", "1", TypeError)]
+NORMS += [("max_norm", None, TypeError), ("norm_type", 0, ValueError), ("norm_type", -2, ValueError)]
+NORMS += [pytest.param("norm_type", v, (TypeError, ValueError)) for v in ("two", None)]
+
+
+@pytest.mark.parametrize("cls", CLASSES[:3])
+@pytest.mark.parametrize(("name", "value", "error"), NORMS)
+def test_clipping_to_a_norm_that_is_none(cls, name, value, error):
+    param = leaf(3)
+    optimizer = cls([param])
+    param.grad = torch.full((3,), 5.0)
+    before = everything(optimizer)
+    attempt = lambda: optimizer.clip_grad_norm_fused_(**{"max_norm": 1.0, name: value})  # noqa: E731
+    refused(error, name, attempt, value)
+    assert everything(optimizer) == before
+
+
+def averaged(*shapes):
+    params = [leaf(*shape) for shape in shapes]
+    optimizer = FusedEmaAdamW(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer
+
+
+def test_restoring_what_was_never_stored():
+    optimizer = averaged((3,), (2, 2))
+    before = everything(optimizer)
+    for _ in range(2):
+        refused(RuntimeError, "store", lambda: optimizer.restore(optimizer.param_groups))
+        assert everything(optimizer) == before
+    optimizer.store(optimizer.param_groups)
+    optimizer.restore(optimizer.param_groups)
+    refused(RuntimeError, "store", lambda: optimizer.restore(optimizer.param_groups))
+
+
+OTHER_GROUPS = {
+    "none": lambda groups: [],
+    "one more": lambda groups: [*groups, {"params": [leaf(1)]}],
+    "a parameter less": lambda groups: [{"params": groups[0]["params"][:1]}],
+    "another shape": lambda groups: [{"params": [groups[0]["params"][0], leaf(5)]}],
+    "another order": lambda groups: [{"params": groups[0]["params"][::-1]}],
+    "others of the same shapes": lambda groups: [{"params": [leaf(3), leaf(2, 2)]}],
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_GROUPS)
+def test_restoring_into_other_groups(kind):
+    """And then the same groups still get what was stored."""
+    optimizer = averaged((3,), (2, 2))
+    groups = optimizer.param_groups
+    stored = [p.detach().clone() for p in groups[0]["params"]]
+    optimizer.store(groups)
+    optimizer.copy_to()
+    before = everything(optimizer)
+    refused(ValueError, "param_groups", lambda: optimizer.restore(OTHER_GROUPS[kind](groups)))
+    assert everything(optimizer) == before
+    optimizer.restore(groups)
+    assert all(torch.equal(p, old) for p, old in zip(groups[0]["params"], stored, strict=True))
