@@ -44,10 +44,9 @@ class DeviceCount:
         self.numbers = numbers
 
     def __rpow__(self, base: float) -> Tensor:
-        small, large = keep_for_graph(_powers_on(self.numbers.device, float(base)))
+        small, large = map(keep_for_graph, _powers_on(self.numbers.device, float(base)))
         low, high = self._parts
-        power: Tensor = small[low] * large[high]
-        return power
+        return small.take(low) * large.take(high)
 
     @functools.cached_property
     def _parts(self) -> tuple[Tensor, Tensor]:
@@ -64,5 +63,6 @@ class DeviceCount:
 
 
 @functools.lru_cache(maxsize=64)
-def _powers_on(device: torch.device, base: float) -> Tensor:
-    return sent(_powers(base), device)
+def _powers_on(device: torch.device, base: float) -> tuple[Tensor, Tensor]:
+    small, large = sent(_powers(base), device)
+    return small, large

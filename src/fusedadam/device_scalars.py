@@ -25,7 +25,7 @@ class DeviceScalars:
     def __init__(self, rule: Rule, table: LaunchTable, places: Places, groups: Int64s) -> None:
         self.table, self._rule, self._groups = table, rule, groups
         self._places = None if isinstance(places, slice) else sent(places, table.home)
-        self._numbers = table.on_device.view(torch.float64)
+        self._rows = {name: table.value(name) for name in table.scalars}
         self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
         self._filled: dict[tuple[str, int], float] = {}  # rows of numbers that stay the same
         self._seen: Any = None
@@ -37,7 +37,7 @@ class DeviceScalars:
         if seen != self._seen:
             self._parts, self._seen = list(self._divide(options)), seen
             self._filled.clear()
-        step = torch.add(flat if self._places is None else flat[self._places], 1, out=self._next)
+        step = torch.add(flat if self._places is None else flat.take(self._places), 1, out=self._next)
         for part, (columns, own) in enumerate(self._parts):
             now = {name: value() if isinstance(value, Live) else value for name, value in own.items()}
             scalars = self._rule.scalars(step=DeviceCount(step if columns is None else step[columns]), **now)
@@ -53,7 +53,7 @@ class DeviceScalars:
             flat[self._places] += one
 
     def _write(self, name: str, part: int, columns: Tensor | None, value: Any) -> None:
-        row = self._numbers[self.table.at[name]]
+        row = self._rows[name]
         if isinstance(value, Tensor):
             if columns is None:
                 row.copy_(value)

@@ -63,33 +63,55 @@ class InBackward:
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = optimizer
         self.alone: dict[Tensor, FusedOptimizer] = {}  # one for each parameter, with the options and state of all
-        self.done: set[Tensor] = set()  # since the last call of optimizer.step()
+        self._done: set[Tensor] = set()  # since the last call of optimizer.step()
+        self._check(optimizer)
+
+    @torch.no_grad()
+    def step(self, param: Tensor) -> None:
+        self._optimizer._check_may_step()
+        if param in self._done:
+            raise RuntimeError(
+                "backward() was called again before optimizer.step(): gradients cannot be accumulated over several "
+                "calls when each is used at once; call optimizer.step() after every backward(), or do not step in it"
+            )
+        alone = self._of(param)
+        self._check(alone)  # options may have changed
+        with torch._C.DisableTorchFunction():
+            alone._step()
+        self._done.add(param)
+        param.grad = None
+
+    def end(self) -> None:
+        """An iteration is over."""
+        with torch._C.DisableTorchFunction():
+            again = any(param.grad is not None for param in self._done)
+        self._done.clear()
+        if again:
+            raise RuntimeError(
+                "a parameter that was updated in backward has a gradient again: it was put there later, as "
+                "DistributedDataParallel does, which does not go with stepping in backward; use optimizer.step() alone"
+            )
+
+    def _of(self, param: Tensor) -> FusedOptimizer:
+        """With its group's own options and its own state, whatever they become."""
+        whole, alone = self._optimizer, self.alone.get(param)
+        groups = whole.param_groups
+        if alone is not None:
+            group = alone.param_groups[0].maps[1]  # type: ignore[attr-defined]
+            if any(g is group for g in groups) and whole.state[param] is alone.state[param]:
+                return alone
+        group = next(g for g in groups if any(p is param for p in g["params"]))
+        new: Any = object.__new__(type(whole))
+        new.param_groups = [ChainMap({"params": [param]}, group)]
+        new.state, new.defaults = {param: whole.state[param]}, whole.defaults
+        new._forget()
+        self.alone[param] = new
+        return cast(FusedOptimizer, new)
+
+    @staticmethod
+    def _check(optimizer: FusedOptimizer) -> None:
         if optimizer.looks_at_several():
             raise ValueError(
                 "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
                 "max_grad_norm out (BertAdam: use clip='parameter')"
             )
-
-    @torch.no_grad()
-    def step(self, param: Tensor) -> None:
-        self._optimizer._check_may_step()
-        if param in self.done:
-            raise RuntimeError(
-                "backward() was called again before optimizer.step(): gradients cannot be accumulated over several "
-                "calls when each is used at once; call optimizer.step() after every backward(), or do not step in it"
-            )
-        if param not in self.alone:
-            self.alone[param] = self._make(param)
-        with torch._C.DisableTorchFunction():
-            self.alone[param]._step()
-        self.done.add(param)
-        param.grad = None
-
-    def _make(self, param: Tensor) -> FusedOptimizer:
-        whole = self._optimizer
-        group = next(g for g in whole.param_groups if any(p is param for p in g["params"]))
-        alone: Any = object.__new__(type(whole))
-        alone.param_groups = [ChainMap({"params": [param]}, group)]  # its group's own options, whatever they become
-        alone.state, alone.defaults = {param: whole.state[param]}, whole.defaults
-        alone._forget()
-        return cast(FusedOptimizer, alone)

@@ -109,7 +109,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "this optimizer steps in backward, where gradients would still be scaled by the GradScaler; use "
                 "bfloat16 without a scaler, or do not step in backward"
             )
-        return not sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning."))
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -128,7 +129,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         with torch._C.DisableTorchFunction():
             self._step()
         if self._in_backward is not None:
-            self._in_backward.done.clear()
+            self._in_backward.end()
         return loss
 
     def _step(self) -> None:
@@ -271,7 +272,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
         self._plan = self._last_plan = self._seen = None
-        self._steps, self._in_graphs = StepCounts(), []
+        self._steps = StepCounts()
+        self._in_graphs = getattr(self, "_in_graphs", [])  # a graph may be replayed whatever else is forgotten
         if self._in_backward is not None:
             self._in_backward.alone.clear()
 
@@ -321,7 +323,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if [len(g["params"]) for g in theirs] != [len(g["params"]) for g in self.param_groups]:
             return state_dict  # torch says so
         groups = [{**own, **g, "params": own["params"]} for own, g in zip(self.param_groups, theirs, strict=True)]
-        for group in groups:
+        for group, given in zip(groups, theirs, strict=True):
+            state_dicts.check_options(given, {**self.defaults, **self.fixed}, type(self).__name__)
             self.check(group)
 
         def kept(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from fusedadam import checks
 
+# What others may have chosen that not every optimizer here can: and what is the same as not choosing it
+NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True}
+KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
+
 # Group, parameter -> the names of the states that an optimizer of ours keeps for it
 Kept = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
 
@@ -54,12 +58,33 @@ def fitting(
     return {**state_dict, "state": state, "param_groups": without_step}
 
 
+def check_options(given: Mapping[str, Any], ours: Mapping[str, Any], whose: str) -> None:
+    """Refuses a group that was saved by an optimizer which computes something else, as far as its options tell."""
+    for name, neutral in NEUTRAL.items():
+        if name in given and name not in ours and given[name] != neutral:
+            raise ValueError(f"the state dict has {name}={given[name]!r}, but {whose} has no such option; it must not")
+    if ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours):
+        have = ", ".join(sorted(given))
+        raise ValueError(f"the state dict has the options of another optimizer: {have}; they must be {whose}'s")
+    decoupled = bool(ours.get("decoupled", ours.get("adam_w_mode", True)))
+    for name in ("decoupled_weight_decay", "adam_w_mode"):  # torch's and apex's
+        if name in given and name not in ours and given.get("weight_decay") and bool(given[name]) != decoupled:
+            use = f"use fusedadam.{'AdamW' if given[name] else 'Adam'}"
+            raise ValueError(f"the state dict has {name}={given[name]}, and {whose} decays otherwise; {use}")
+
+
 def _check(own: Mapping[str, Any], param: Tensor, kept: Sequence[str], which: str, whose: str) -> None:
     missing = [name for name in (*kept, "step") if name not in own]
     if missing:
         raise ValueError(
             f"{which} has no {', '.join(map(repr, missing))}, which {whose} keeps; it has {', '.join(sorted(own))}: "
             "is it another optimizer's? It must be loaded with one that keeps the same"
+        )
+    unknown = [name for name in own if name not in (*kept, *KNOWN)]
+    if unknown:
+        raise ValueError(
+            f"{which} has {', '.join(map(repr, unknown))}, which {whose} does not keep: is it another optimizer's? It "
+            "must be loaded with one that keeps the same"
         )
     for name in kept:
         checks.tensor(f"{which}: {name!r}", own[name])

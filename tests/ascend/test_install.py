@@ -325,6 +325,8 @@ BACKWARD = {
     "checkpoint": (lambda x: checkpoint(twice, x, use_reentrant=False), lambda y, x: y.backward()),
     "checkpoint, reentrant": (lambda x: checkpoint(twice, x, use_reentrant=True), lambda y, x: y.backward()),
     "hook": (hooked, lambda y, x: y.backward()),
+    "from a loss on the CPU": (lambda x: Scaled.apply(x).cpu(), lambda y, x: y.backward()),
+    "from a gradient that is given": (Scaled.apply, lambda y, x: y.backward(torch.ones((), device="npu"))),
 }
 
 
@@ -348,6 +350,8 @@ def test_npu_is_known_to_functions_that_torch_compiles(kind):
 
 
 def test_strings_that_are_no_devices_are_left_alone(kind):
+    with pytest.raises(RuntimeError, match="npu"):
+        torch.linalg.norm(X.reshape(2, 2), "npu")  # a kind of norm, if there were such
     x = torch.rand(2, 3, 4)
     assert torch.equal(torch.einsum("npu", x), x)
     assert torch.equal(torch.einsum("npu->un", x), x.sum(1).T)

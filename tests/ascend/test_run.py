@@ -83,12 +83,14 @@ PACKAGE = """
 import sys
 from . import other
 print(__name__, __package__, __spec__.name, __file__, sys.path[0], sys.argv, other.__name__)
+print(__builtins__, sys.modules["__main__"].__dict__ is globals())
 sys.exit("text")
 """
 FOLDER = """
 import sys
 import inner
 print(__name__, __package__, __spec__.name, __file__, sys.path[0], sys.argv, inner.__file__)
+print(__builtins__, sys.modules["__main__"].__dict__ is globals())
 sys.exit(None)
 print("never")
 """

@@ -275,6 +275,19 @@ def test_what_somebody_wrapped_around_ours_stays_and_does_nothing(name):
         setattr(owner, attribute, real)
 
 
+def test_hccl_is_hccl_afterwards(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: given.append(backend))
+    ascend.install("cpu")
+    ours = torch.distributed.init_process_group
+    ours("hccl")
+    ascend.uninstall()
+    ours("hccl")
+    torch.distributed.init_process_group(backend="hccl")
+    monkeypatch.undo()
+    assert given == ["gloo", "hccl", "hccl"]
+
+
 def test_threads_that_are_started_through_ours_afterwards_are_plain():
     real = threading.Thread.start
     ascend.install("cpu")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ def chosen(device: str | None) -> str:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise ValueError(f"{source}={wanted!r} cannot be had here ({reason}); use {best()!r} or leave it out") from None
     return torch.device(wanted).type
 
@@ -75,3 +77,14 @@ def translated(device: Any) -> Any:
             raise RuntimeError(f"{device!r} does not exist: there is one device here, the CPU, and it is 'npu:0'")
         return kind  # a CPU has no number, and tensors on it would not be on "cpu:0"
     return f"{kind}:{number}" if number else kind
+
+
+def translating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with whatever it is given translated."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = {name: translated(value) for name, value in kwargs.items()}
+        return function(*map(translated, args), **own)
+
+    return call

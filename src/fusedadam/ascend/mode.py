@@ -98,7 +98,7 @@ def _translated(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         if kwargs.get("pin_memory"):
             changed["pin_memory"] = False
         moved = device.is_named(kwargs.get("device")) or any(map(device.is_named, args[1:2]))
-        if func is torch.Tensor.to and moved and len(args) < 5 and "copy" not in kwargs:
+        if func is torch.Tensor.to and moved and len(args) < 5:
             changed["copy"] = True  # as from any other device: what is then changed in place leaves the original alone
     if "device" in kwargs:
         changed["device"] = device.translated(kwargs["device"])

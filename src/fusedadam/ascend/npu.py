@@ -47,16 +47,7 @@ def __getattr__(name: str) -> Any:
     if value is None or isinstance(value, types.ModuleType):
         use = "leave it out, or use what torch has for every device" if kind == "cpu" else f"see torch.{kind}"
         raise AttributeError(f"torch.npu.{name} does not exist here, where npu means {kind}; {use}")
-    return _taking_npu(value) if isinstance(value, types.FunctionType) else value
-
-
-def _taking_npu(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        own = {name: _devices.translated(value) for name, value in kwargs.items()}
-        return function(*map(_devices.translated, args), **own)
-
-    return call
+    return _devices.translating(value) if isinstance(value, types.FunctionType) else value
 
 
 class _Settings:
@@ -66,6 +57,9 @@ class _Settings:
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"torch.npu.{self._name}.{name} does nothing here, and has no value; do not ask for it")
 
     def __setattr__(self, name: str, value: Any) -> None:
         _told(f"{self._name}.{name}")

@@ -48,6 +48,10 @@ def patches() -> Iterator[Patch]:
     yield Patch(torch, "load", _mapping_location(torch.load))
     yield Patch(torch.jit, "load", _mapping_location(torch.jit.load))
     yield Patch(torch.autocast, "__init__", _autocast(torch.autocast.__init__))
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+        yield Patch(torch, name, device.translating(getattr(torch, name)))
+    for name in ("custom_fwd", "custom_bwd", "is_autocast_available"):
+        yield Patch(torch.amp, name, device.translating(getattr(torch.amp, name)))
     yield Patch(torch.amp.GradScaler, "__init__", _translating(torch.amp.GradScaler.__init__, "device"))
     yield Patch(torch.utils.data.DataLoader, "__init__", _data_loader(torch.utils.data.DataLoader.__init__))
     yield Patch(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
@@ -103,7 +107,9 @@ def _translating(function: Callable[..., Any], *names: str) -> Callable[..., Any
 
 
 def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], Any]]) -> Callable[..., Any]:
-    positions = {name: k for k, name in enumerate(inspect.signature(function).parameters) if name in changes}
+    parameters = inspect.signature(function).parameters
+    positions = {name: k for k, name in enumerate(parameters) if name in changes}
+    defaults = {name: parameters[name].default for name in positions if parameters[name].default is not inspect._empty}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -112,8 +118,8 @@ def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], A
             for name, position in positions.items():
                 if position < len(given):
                     given[position] = changes[name](given[position])
-                elif name in kwargs:
-                    kwargs[name] = changes[name](kwargs[name])
+                elif name in kwargs or name in defaults:
+                    kwargs[name] = changes[name](kwargs.get(name, defaults.get(name)))
             args = tuple(given)
         return function(*args, **kwargs)
 
@@ -168,7 +174,10 @@ def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(backend, str):
             return backend
         here = "nccl" if device.kind() == "cuda" else "gloo"
-        each = backend.replace("npu:", f"{device.kind()}:").replace("hccl", here).split(",")
+        for name, theirs in (("npu", "hccl"), ("cuda", "nccl")):
+            if device.is_named(name):
+                backend = backend.replace(f"{name}:", f"{device.kind()}:").replace(theirs, here)
+        each = backend.split(",")
         return ",".join(dict.fromkeys(each))  # the CPU's may have been named as well
 
     return _changing(function, {"backend": translated})
@@ -203,13 +212,25 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
     which a hook on what backward begins with is the first to reach.
     """
 
+    reached: set[int] = set()  # GPUs whose threads have been entered, where they stay
+
     def enter(_: Any) -> None:
         mode.enter()
+
+    def reach() -> None:
+        """A backward pass of nothing, so that one which begins on the CPU finds the thread prepared."""
+        if device.kind() == "cuda" and torch.cuda.current_device() not in reached:
+            reached.add(torch.cuda.current_device())
+            with torch.enable_grad():
+                nothing = torch.zeros((), device="cuda", requires_grad=True) * 1
+            nothing.grad_fn.register_prehook(enter)  # type: ignore[union-attr]
+            torch.autograd.backward(nothing)
 
     @functools.wraps(run)
     def call(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not device.installed():
             return run(outputs, *args, **kwargs)
+        reach()
         nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         hooks = [node.register_prehook(enter) for node in nodes] if device.kind() != "cpu" else []
         new = mode.enter()

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     if real_torch_npu():
         _say(options, "torch_npu is installed, so nothing is replaced: the script runs as it is")
     else:
-        if options.device is not None:
-            os.environ[devices.VARIABLE] = options.device
         try:
-            ascend.install()
+            ascend.install(options.device)
         except ValueError as error:
             sys.exit(f"python -m fusedadam run: {error}")
+        if options.device is not None:
+            os.environ[devices.VARIABLE] = options.device
         _say(options, f'"npu" means {devices.kind()} here')
     script, *rest = options.rest
     sys.argv = [script, *rest]
@@ -98,7 +98,7 @@ def _run_script(given: str) -> None:
     _put_first(os.path.dirname(os.path.realpath(path)))
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    main.__dict__["__cached__"] = None
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
@@ -109,6 +109,7 @@ def _run_module(name: str) -> None:
 
 def _fresh_main() -> types.ModuleType:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
     return main
 
 
