@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.counts import DeviceCount
+from fusedadam.counts import DeviceCount, Tables
 from fusedadam.launch_table import Int64s, LaunchTable
 from fusedadam.rule import Rule
 from fusedadam.steps import Places
@@ -20,37 +20,41 @@ VARYING = ("lr", "weight_decay")
 
 
 class DeviceScalars:
-    """``places``: where the counts of the table's parameters are; ``groups``: whose options they have."""
+    """``places``: where in ``flat`` the counts of the table's parameters are; ``groups``: whose options they have."""
 
-    def __init__(self, rule: Rule, table: LaunchTable, places: Places, groups: Int64s) -> None:
-        self.table, self._rule, self._groups = table, rule, groups
+    def __init__(self, rule: Rule, table: LaunchTable, flat: Tensor, places: Places, groups: Int64s) -> None:
+        self.table, self._rule, self._flat, self._groups = table, rule, flat, groups
         self._places = None if isinstance(places, slice) else sent(places, table.home)
         self._rows = {name: table.value(name) for name in table.scalars}
         self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
+        self._tables: Tables = {}
         self._filled: dict[tuple[str, int], float] = {}  # rows of numbers that stay the same
         self._seen: Any = None
         self._parts: list[tuple[Tensor | None, dict[str, Any]]] = []
 
-    def update(self, flat: Tensor, options: Sequence[tuple[Any, ...]]) -> None:
-        """The scalars of the steps after those that ``flat`` has counted."""
+    def update(self, options: Sequence[tuple[Any, ...]]) -> None:
+        """The scalars of the steps after those that have been counted."""
         seen = [tuple(id(v) if isinstance(v, Tensor) else v for v in own) for own in options]
         if seen != self._seen:
             self._parts, self._seen = list(self._divide(options)), seen
             self._filled.clear()
-        step = torch.add(flat if self._places is None else flat.take(self._places), 1, out=self._next)
+        counted = self._flat if self._places is None else self._flat.take(self._places)
+        step = torch.add(counted, 1, out=self._next)
         for part, (columns, own) in enumerate(self._parts):
             now = {name: value() if isinstance(value, Live) else value for name, value in own.items()}
-            scalars = self._rule.scalars(step=DeviceCount(step if columns is None else step[columns]), **now)
+            mine = DeviceCount(step if columns is None else step[columns], self._tables)
+            scalars = self._rule.scalars(step=mine, **now)
             for name in self.table.scalars:
                 self._write(name, part, columns, scalars[name])
 
-    def count(self, flat: Tensor, found_inf: Tensor | None) -> None:
+    def count(self) -> None:
         """The step is taken, unless there is an infinity."""
+        found_inf = self.table.found_inf
         one = 1 if found_inf is None else found_inf.view(-1) == 0
         if self._places is None:
-            flat.add_(one)
+            self._flat.add_(one)
         else:
-            flat[self._places] += one
+            self._flat[self._places] += one
 
     def _write(self, name: str, part: int, columns: Tensor | None, value: Any) -> None:
         row = self._rows[name]
@@ -84,9 +88,11 @@ class DeviceScalars:
 
     def _each(self, values: list[Any], groups: list[int], mine: Int64s) -> Any:
         """One value for all, or one for each column."""
-        same = all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
-        which = None if same else np.array([groups.index(g) for g in self._groups[mine].tolist()])
-        if any(isinstance(value, Tensor) for value in values):
+        live = any(isinstance(value, Tensor) for value in values)
+        same = all(value is values[0] for value in values) or (not live and len(set(values)) == 1)
+        order = {group: k for k, group in enumerate(groups)}
+        which = None if same else np.array([order[g] for g in self._groups[mine].tolist()])
+        if live:
             return Live(values, None if which is None else sent(which, self.table.home), self.table.home)
         return values[0] if which is None else sent(np.array(values, dtype=np.float64)[which], self.table.home)
 

@@ -165,6 +165,7 @@ class Update:
 
     @torch.no_grad()
     def run(self, memory: Tensor | None = None) -> None:
+        checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
         count = len(self._roles)
         prepared = Launches([self._special] * count, self._roles, self._backends, [0] * count, memory)
         steps = [(self._options, float(number)) for number in _steps(self._step, count)]

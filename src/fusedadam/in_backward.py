@@ -50,10 +50,8 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
         raise TypeError(
             f"make_optimizer returned a {type(optimizer).__name__}; it must return an optimizer of fusedadam"
         )
-    stepping = optimizer._in_backward = InBackward(optimizer)
-    for param in params:
-        if param.requires_grad:
-            param.register_post_accumulate_grad_hook(stepping.step)
+    optimizer._in_backward = InBackward(optimizer)
+    optimizer._in_backward.begin([param for param in optimizer._params() if param.requires_grad])
     return optimizer
 
 
@@ -64,7 +62,20 @@ class InBackward:
         self._optimizer = optimizer
         self.alone: dict[Tensor, FusedOptimizer] = {}  # one for each parameter, with the options and state of all
         self._done: set[Tensor] = set()  # since the last call of optimizer.step()
+        self._hooks: list[Any] = []
         self._check(optimizer)
+
+    def begin(self, params: list[Tensor]) -> None:
+        """Whoever did so with these parameters before does no longer."""
+        for hook in [h for param in params for h in (param._post_accumulate_grad_hooks or {}).values()]:
+            if isinstance(other := getattr(hook, "__self__", None), InBackward):
+                other.stop()
+        self._hooks = [param.register_post_accumulate_grad_hook(self.step) for param in params]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._optimizer._in_backward = None
 
     @torch.no_grad()
     def step(self, param: Tensor) -> None:

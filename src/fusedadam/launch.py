@@ -39,7 +39,8 @@ class Amp(NamedTuple):
     found_inf: Tensor | None = None
 
     def on(self, device: torch.device) -> Amp:
-        return Amp(*(None if t is None else t.to(device, torch.float32, non_blocking=True) for t in self))
+        wait = device.type == "cpu"  # where it is read at once
+        return Amp(*(None if t is None else t.to(device, torch.float32, non_blocking=not wait) for t in self))
 
 
 Run: TypeAlias = Callable[[], None]
@@ -133,7 +134,10 @@ class Launches:
 
     def set_amp(self, amp: Amp) -> None:
         for launch in self._all:
-            launch.table.grad_scale, launch.table.found_inf = amp.on(launch.table.device)
+            launch.table.grad_scale, launch.table.found_inf = own = amp.on(launch.table.device)
+            while any(t is not None for t in own) and launch.table.before_scaling:
+                launch.table.before_scaling[-1]()
+                launch.table.before_scaling.pop()
 
     def run(self, roles: Sequence[Roles], before_anything_is_written: Run = lambda: None) -> None:
         try:

@@ -9,7 +9,7 @@ be copied) is handed them at each run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,6 +55,7 @@ class LaunchTable:
         self.storage = {r: STORAGES[mine[0][r].dtype] for r in special.roles}
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
         self.found_inf: Tensor | None = None  # one float32 on the device: unless it is 0, nothing is written
+        self.before_scaling: list[Callable[[], object]] = []  # compiles what that needs, before anything is written
         self.strides = [dense_strides(p, special.by_rows) for p in params]
         self.copied = [
             (role, k)

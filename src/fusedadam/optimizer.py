@@ -125,11 +125,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._in_backward is not None:
+            self._in_backward.end()
         # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
         with torch._C.DisableTorchFunction():
             self._step()
-        if self._in_backward is not None:
-            self._in_backward.end()
         return loss
 
     def _step(self) -> None:
@@ -139,7 +139,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         on_device = self._counts_on_device(options, amp)
         graph = capturing()
         tensors = CHANGED if self._plan is None or graph else self._plan.snapshot.compare(params, self.state)
-        plan, self._plan = self._plan, None  # a step that fails leaves no plan behind: what was seen was not taken over
+        plan, self._plan = self._plan, None  # if no plan can be made there is none: what was seen was not taken over
         each = zip(self.param_groups, flags, strict=True)
         groups = [on_device, *((len(g["params"]), g.get("backend"), own) for g, own in each)]
         if plan is None or tensors == CHANGED or groups != self._groups:
@@ -149,6 +149,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._last_plan = plan
         if graph:
             self._in_graphs.append(plan)  # its memory is what the graph will use
+            self._steps.in_graph = True
         else:
             self._plan = plan
         if plan.is_hosted and amp.found_inf is not None and amp.found_inf.item() != 0:
@@ -212,11 +213,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
         """The flags and the hyper-parameters of each group; kept until one changes."""
         now = [self._raw_options(group) for group in self.param_groups]
-        if self._seen is None or now != self._seen:
+        live = any(isinstance(value, Tensor) for raw in now for value in raw[1])
+        if live or self._seen is None or now != self._seen:
             flags = [tuple(bool(value) for value in raw[0]) for raw in now]
             self._known = flags, [tuple(map(_plain, raw[1])) for raw in now]
             # a tensor may change without becoming another: such options are read in every step
-            self._seen = None if any(isinstance(value, Tensor) for raw in now for value in raw[1]) else now
+            self._seen = None if live else now
         return self._known
 
     def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:
@@ -284,6 +286,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch.optim; it also says, as torch's does, how weights decay."""
+        state_dict = super().state_dict()
+        if "decoupled" in self.rule.flags:
+            for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+                saved.setdefault("decoupled_weight_decay", bool(self._option(group, "decoupled")))
+        return state_dict
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.
 
@@ -323,8 +333,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if [len(g["params"]) for g in theirs] != [len(g["params"]) for g in self.param_groups]:
             return state_dict  # torch says so
         groups = [{**own, **g, "params": own["params"]} for own, g in zip(self.param_groups, theirs, strict=True)]
-        for group, given in zip(groups, theirs, strict=True):
-            state_dicts.check_options(given, {**self.defaults, **self.fixed}, type(self).__name__)
+        for own, given, group in zip(self.param_groups, theirs, groups, strict=True):
+            state_dicts.check_options(given, own, self.fixed, type(self).__name__)
             self.check(group)
 
         def kept(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:

@@ -22,6 +22,7 @@ from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
 from fusedadam.steps import HOST, StepCounts
+from fusedadam.transfer import capturing
 
 States: TypeAlias = dict[Any, dict[str, Any]]
 Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
@@ -56,6 +57,11 @@ class Plan:
             checks.written("param", member.param)
             checks.tensor("grad", member.param.grad)
         fresh = [_missing(member, states.get(member.param, {})) for member in members]
+        if capturing() and any(fresh):
+            raise RuntimeError(
+                "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
+                "take a step, with the same parameters and options, before the capture"
+            )
         roles = [_roles(m, {**states.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
         for own in roles:
             checks.alike(own)
@@ -96,7 +102,8 @@ class Plan:
         for table in away:
             places = steps.adopt([own[k] for k in table.members.tolist()], states.values(), table.home)
             table.scalars_on_device = True
-            self._away.append(DeviceScalars(self.rule, table, places, self.groups[table.members]))
+            flat = steps.flat(table.home)
+            self._away.append(DeviceScalars(self.rule, table, flat, places, self.groups[table.members]))
         elsewhere = {k for table in away for k in table.members.tolist()}
         self._hosted: Int64s = np.array([k for k in range(len(own)) if k not in elsewhere], dtype=np.int64)
         self._steps = steps.adopt([own[k] for k in self._hosted.tolist()], states.values(), HOST)
@@ -122,13 +129,13 @@ class Plan:
         if self.is_hosted:
             self.launches.set_scalars(*self._scalars(step, options))
         for one in self._away:
-            one.update(steps.flat(one.table.home), options)
+            one.update(options)
         self.launches.set_amp(amp)
 
         def count() -> None:
             steps.set(self._steps, step)
             for one in self._away:
-                one.count(steps.flat(one.table.home), amp.found_inf)
+                one.count()
 
         roles: Sequence[Roles] = ()
         if self.launches.needs_tensors:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fusedadam.words import cos, maximum, minimum, sqrt, where
+from fusedadam.words import cos, divide, maximum, minimum, sqrt, where
 
 __all__ = ["SCHEDULES", "warmup_constant", "warmup_cosine", "warmup_linear", "warmup_poly"]
 
@@ -30,7 +30,7 @@ def warmup_constant(x: Any, warmup: float = -1) -> Any:
 
 def warmup_linear(x: Any, warmup: float = -1) -> Any:
     """(1 - x) / (1 - warmup): a straight line from 1 at the end of the warm-up down to 0."""
-    return _warmed_up(x, warmup, maximum((x - 1) / (maximum(warmup, 0.0) - 1), 0.0))
+    return _warmed_up(x, warmup, maximum(divide(x - 1, maximum(warmup, 0.0) - 1), 0.0))
 
 
 def warmup_poly(x: Any, warmup: float = -1) -> Any:
@@ -45,4 +45,4 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 def _warmed_up(x: Any, warmup: float, later: Any) -> Any:
     warmup = maximum(warmup, 0.0)
-    return where(x < warmup, minimum(x, warmup) / where(warmup > 0, warmup, 1.0), later)
+    return where(x < warmup, divide(minimum(x, warmup), where(warmup > 0, warmup, 1.0)), later)

@@ -42,8 +42,11 @@ def fitting(
             if "step" not in own and "step" in theirs:
                 own["step"] = theirs["step"]  # apex and MindSpeed count by group
             needed = kept(group, param)
-            anew |= {name for name in needed if name in begin and name not in own}
-            _check(own, param, [name for name in needed if name not in anew], f"state {key!r}", whose)
+            mine = [name for name in needed if name in begin and name not in own]
+            anew |= {*mine}
+            # a running maximum begins at zero, whenever it is asked for
+            there = [n for n in needed if n not in mine and (n in own or n != "max_exp_avg_sq")]
+            _check(own, param, there, f"state {key!r}", whose)
             state[key] = own
     unknown = [key for key in given if key not in state and given[key]]
     if unknown:
@@ -58,19 +61,22 @@ def fitting(
     return {**state_dict, "state": state, "param_groups": without_step}
 
 
-def check_options(given: Mapping[str, Any], ours: Mapping[str, Any], whose: str) -> None:
+def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
     """Refuses a group that was saved by an optimizer which computes something else, as far as its options tell."""
+    ours = {**options, **fixed}
     for name, neutral in NEUTRAL.items():
         if name in given and name not in ours and given[name] != neutral:
             raise ValueError(f"the state dict has {name}={given[name]!r}, but {whose} has no such option; it must not")
     if ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours):
         have = ", ".join(sorted(given))
         raise ValueError(f"the state dict has the options of another optimizer: {have}; they must be {whose}'s")
-    decoupled = bool(ours.get("decoupled", ours.get("adam_w_mode", True)))
-    for name in ("decoupled_weight_decay", "adam_w_mode"):  # torch's and apex's
-        if name in given and name not in ours and given.get("weight_decay") and bool(given[name]) != decoupled:
-            use = f"use fusedadam.{'AdamW' if given[name] else 'Adam'}"
-            raise ValueError(f"the state dict has {name}={given[name]}, and {whose} decays otherwise; {use}")
+    names = ("decoupled", "adam_w_mode", "decoupled_weight_decay")  # ours, apex's, torch's
+    mine = next((name for name in names if name in ours), None)
+    decoupled = True if mine is None else bool(ours[mine])
+    for name in [] if mine in given and mine in options else names:
+        if name in given and given.get("weight_decay") and bool(given[name]) != decoupled:
+            use = "decoupled (AdamW)" if given[name] else "an L2 penalty (Adam)"
+            raise ValueError(f"the state dict has {name}={given[name]}: weight decay is {use}, and must be in {whose}")
 
 
 def _check(own: Mapping[str, Any], param: Tensor, kept: Sequence[str], which: str, whose: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.launch_table import Floats, Int64s
+from fusedadam.transfer import capturing, sent
 
 Places: TypeAlias = Int64s | slice
 HOST = torch.device("cpu")
@@ -23,6 +24,7 @@ HOST = torch.device("cpu")
 class StepCounts:
     def __init__(self) -> None:
         self._flats: dict[torch.device, Tensor] = {}
+        self.in_graph = False
         self._hold(HOST, [])
 
     @property
@@ -37,6 +39,11 @@ class StepCounts:
         """Makes every ``step`` that belongs there a view of one tensor, and says where those of ``active`` are."""
         self._numbers = self._flats[HOST].numpy()  # share_memory_() moves the storage under it
         if any(self._place(state.get("step"), home) is None for state in active):
+            if capturing() or (home in self._flats and home != HOST and self.in_graph):
+                raise RuntimeError(
+                    "step counts would have to move, but a CUDA graph has captured where they are; take a step with "
+                    "all parameters before the capture"
+                )
             mine = set(map(id, active))
             owners = [s for s in everyone if id(s) in mine or ("step" in s and _home(s["step"]) == home)]
             self._hold(home, [state["step"] for state in owners])
@@ -56,6 +63,8 @@ class StepCounts:
     def _hold(self, home: torch.device, values: list[Any]) -> None:
         if home == HOST:
             numbers = torch.tensor([float(value) for value in values], dtype=torch.float32, device=HOST)
+        elif all(_home(value) == HOST for value in values):
+            numbers = sent(np.array([float(value) for value in values], dtype=np.float32), home)
         else:  # without asking the device for those that are there
             there = [torch.as_tensor(value, dtype=torch.float32).to(home).reshape(()) for value in values]
             numbers = torch.stack(there)

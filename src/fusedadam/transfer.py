@@ -20,7 +20,7 @@ def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def pinned(array: npt.NDArray[Any]) -> Tensor:
     """A copy that a device can fetch when it gets there; torch keeps the memory until then."""
-    host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True)
+    host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True, device="cpu")
     host.numpy()[...] = array
     return keep_for_graph(host)
 

@@ -14,7 +14,8 @@ same meaning to the bit:
 Sums look beyond the element: ``row_sum(x)`` adds the values of each row (an index of dimension 0), ``tensor_sum(x)``
 those of the parameter, ``group_sum(x)`` those of all parameters of its group that have gradients of its dtype,
 ``total(x)`` those of all parameters; ``largest(x)``, for x >= 0, is the largest value of all. ``sums.py`` says in
-which order they are added. Called as they stand here, they know one parameter only. ``cos`` is for scalars alone.
+which order they are added. Called as they stand here, they know one parameter only. ``cos`` and ``divide`` are
+for scalars alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 __all__ = [
     "abs",
     "cos",
+    "divide",
     "group_sum",
     "largest",
     "maximum",
@@ -74,6 +76,13 @@ def power(x: Any, y: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return torch.pow(x.double(), y).to(x.dtype)
     return np.power(x, y)
+
+
+def divide(a: Any, b: Any) -> Any:
+    """a / b, correctly rounded. For scalars: where one side is a number, torch multiplies by a reciprocal instead."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        a, b = _tensors(a if isinstance(a, torch.Tensor) else b, a, b)
+    return a / b
 
 
 def cos(x: Any) -> Any:

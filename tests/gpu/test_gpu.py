@@ -234,7 +234,8 @@ def test_host_and_device_memory_are_flat_over_many_steps():
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
 
-    assert train(20) == train(500)
+    few = train(20)
+    assert train(500) <= few  # what other tests left behind may go meanwhile
 
 
 def test_gradient_scaler_skips_a_step_with_an_infinity():

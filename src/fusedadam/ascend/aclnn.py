@@ -142,4 +142,5 @@ def _on(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[
         return contextlib.nullcontext()
     if getattr(stream, "device", None) != device:
         raise TypeError(f"stream is a {type(stream).__name__}; it must be a stream of {device}, or None")
-    return torch.cuda.stream(stream)
+    on: contextlib.AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
+    return on

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,17 +23,28 @@ _patches: list[Patch] = []
 
 
 class Installation:
-    """What :func:`install` returns: leaving a ``with`` statement uninstalls, if it was this call that installed."""
+    """What :func:`install` returns: if it was this call that installed, leaving a ``with`` statement uninstalls.
+
+    Where other such blocks are still open, in other threads, the last of them does.
+    """
+
+    _open: ClassVar[set[Installation]] = set()
 
     def __init__(self, kind: str, began: bool) -> None:
         self.kind, self._began = kind, began
 
     def __enter__(self) -> Installation:
+        with _lock:
+            self._open.add(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._began:
-            uninstall()
+        with _lock:
+            self._open.discard(self)
+            if self._began and self._open:
+                next(iter(self._open))._began = True  # it is for another to end
+            elif self._began:
+                uninstall()
 
     def __repr__(self) -> str:
         return f'<"npu" means {self.kind} here>'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,10 @@ def _leave_soon() -> None:
 
     What runs right after that is the thread's profile function.
     """
-    if sys.getprofile() is not _leave_now:
+    profile = sys.getprofile()
+    if profile is not None and not isinstance(profile, types.FunctionType):
+        return  # cProfile's, which could not be put back; the mode stays, and does nothing
+    if profile is not _leave_now:
         _profile.before = sys.getprofile()
         sys.setprofile(_leave_now)
 

@@ -198,9 +198,14 @@ def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thr
             finally:
                 mode.leave()
 
-        if device.installed():
-            self.run = run_in_mode  # type: ignore[method-assign]
-        start(self)
+        if not device.installed():
+            return start(self)
+        self.run = run_in_mode  # type: ignore[method-assign]
+        try:
+            start(self)
+        except BaseException:
+            self.run = run  # type: ignore[method-assign]
+            raise
 
     return call
 

@@ -11,7 +11,7 @@ from fusedadam import checks
 from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import abs, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
+from fusedadam.words import abs, divide, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
 
 PROJECTIONS = ("none", "layer", "channel")
 
@@ -23,7 +23,7 @@ def adamp_scalars(
 ) -> dict[str, Any]:
     return {
         "beta1": beta1, "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps, "delta": delta,
-        "step_size": lr / (1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step), "max_grad_norm": max_grad_norm,
+        "step_size": divide(lr, 1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step), "max_grad_norm": max_grad_norm,
         "decay": 1 - lr * weight_decay, "projected_decay": 1 - lr * weight_decay * wd_ratio,
     }
 

@@ -11,7 +11,7 @@ from fusedadam import checks
 from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import maximum, sqrt, total
+from fusedadam.words import divide, maximum, sqrt, total
 
 
 # fmt: off
@@ -21,7 +21,7 @@ def adam_scalars(
     return {
         "decay": 1 - lr * weight_decay, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
         "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": lr / (1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
+        "step_size": divide(lr, 1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
     }
 
 

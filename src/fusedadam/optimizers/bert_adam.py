@@ -12,7 +12,7 @@ from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.schedules import SCHEDULES
-from fusedadam.words import group_sum, maximum, sqrt, tensor_sum, total, where
+from fusedadam.words import divide, group_sum, maximum, sqrt, tensor_sum, total, where
 
 CLIPS = ("parameter", "group", "all")
 
@@ -20,7 +20,7 @@ CLIPS = ("parameter", "group", "all")
 # fmt: off
 def scheduled_lr(done: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: str) -> Any:
     """The learning rate after ``done`` steps."""
-    return where(t_total > 0, lr * SCHEDULES[schedule](done / maximum(t_total, 1.0), warmup), lr)
+    return where(t_total > 0, lr * SCHEDULES[schedule](divide(done, maximum(t_total, 1.0)), warmup), lr)
 
 
 def bert_adam_scalars(

@@ -69,11 +69,14 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     words = np.array([values[name] for name in kernel.WORDS], dtype=np.int64)
     batch_at, scale_at = kernel.WORDS.index("batch"), kernel.WORDS.index("grad_scale")
     plain = _compile_stage(table, stage, scaled=False)
+    scaled = functools.cache(lambda: _compile_stage(table, stage, scaled=True))
+    if "grad" in stage.reads:
+        table.before_scaling.append(scaled)
 
     def run(_alive: object = arrays) -> None:
         compiled = plain
         if table.grad_scale is not None and "grad" in stage.reads:
-            compiled = _compile_stage(table, stage, scaled=True)
+            compiled = scaled()
             words.view(np.float64)[scale_at] = table.grad_scale.item()
         threads = torch.get_num_threads() if worth_sharing else 1
         words[batch_at] = 1 + len(tensor) // (threads * BATCHES)

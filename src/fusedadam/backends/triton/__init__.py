@@ -125,6 +125,8 @@ def _launch(
     def scaled() -> Callable[..., None]:
         return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)
 
+    table.before_scaling.append(scaled)
+
     def run() -> None:
         if table.grad_scale is None and table.found_inf is None:
             plain()

@@ -1,0 +1,102 @@
+"""Every optimizer, parameters, training with gradients that are the same each time, and comparing to the bit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+
+import pytest
+import torch
+
+import fusedadam
+from tests.support import F32, F64
+
+SHAPES = [(4, 6), (7,), (3, 2, 3), ()]
+PLAIN = {
+    "AdamW": functools.partial(fusedadam.AdamW, lr=1e-2, weight_decay=0.1, amsgrad=True),
+    "Adam": functools.partial(fusedadam.Adam, lr=1e-2, weight_decay=0.1, maximize=True),
+    "EmaAdamW": functools.partial(fusedadam.EmaAdamW, lr=1e-2, weight_decay=0.1, ema_decay=0.9),
+    "AdamP": functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, delta=0.5),
+    "BertAdam": functools.partial(fusedadam.BertAdam, lr=1e-2, warmup=0.3, t_total=20),
+}
+CLIPPED = {
+    "AdamW clipped": functools.partial(fusedadam.AdamW, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
+    "Adam clipped": functools.partial(fusedadam.Adam, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
+    "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, lr=1e-2, max_grad_norm=1.0),
+    "AdamP clipped": functools.partial(fusedadam.AdamP, lr=1e-2, nesterov=True, max_grad_norm=1.0),
+    "BertAdam by group": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="group"),
+    "BertAdam over all": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="all"),
+}
+MAKERS = PLAIN | CLIPPED
+EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+EVERY_PLAIN = pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+
+
+def leaves(shapes=SHAPES, dtypes=(F32,), seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(s, generator=generator, dtype=F64) for s in shapes]
+    return [torch.nn.Parameter(v.to(device, d)) for v, d in zip(values, itertools.cycle(dtypes), strict=False)]
+
+
+def params_of(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def set_grads(params, step, scale=1.0):
+    """Other gradients in every step, the same in every run."""
+    generator = torch.Generator().manual_seed(100 + step)
+    for p in params:
+        p.grad = (torch.randn(p.shape, generator=generator, dtype=F64) * scale).to(p)
+
+
+def train(optimizer, steps, start=0):
+    for step in range(start, start + steps):
+        set_grads(params_of(optimizer), step)
+        optimizer.step()
+    return optimizer
+
+
+def tensors(optimizer):
+    """Parameters and states, in the order of the parameters."""
+    params = params_of(optimizer)
+    return [p.detach() for p in params], [dict(optimizer.state.get(p, {})) for p in params]
+
+
+def assert_same(one, other, **tolerance):
+    """Bit for bit and in the same dtypes, unless told otherwise."""
+    ours, theirs = (tensors(o) if isinstance(o, torch.optim.Optimizer) else o for o in (one, other))
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance or {"rtol": 0, "atol": 0})
+
+
+def everything(optimizer):
+    """A copy of all that must stay as it is when something is refused or skipped, comparable with ``assert_same``."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    positions = {p: k for k, p in enumerate(params_of(optimizer))}
+    states = {positions[p]: dict(state) for p, state in optimizer.state.items()}
+    held = [p.detach() for p in params_of(optimizer)], states, [p.grad for p in params_of(optimizer)]
+    return copy.deepcopy((held, groups))
+
+
+def assert_unchanged(optimizer, before):
+    (now, groups), (held, options) = everything(optimizer), before
+    torch.testing.assert_close(now, held, rtol=0, atol=0, equal_nan=True)
+    assert groups == options
+
+
+class Small(torch.nn.Module):
+    """A model with a matrix, a vector and a parameter of four dimensions, and a loss that depends on all."""
+
+    def __init__(self, dtype=F32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = torch.nn.Conv2d(2, 3, 2, dtype=dtype)
+        self.norm = torch.nn.LayerNorm(12, dtype=dtype)
+        self.last = torch.nn.Linear(12, 4, dtype=dtype)
+
+    def forward(self, x):
+        return self.last(self.norm(self.convolution(x).flatten(1))).square().mean()
+
+
+def batch(step, dtype=F32):
+    return torch.randn(5, 2, 3, 3, generator=torch.Generator().manual_seed(step), dtype=F64).to(dtype)

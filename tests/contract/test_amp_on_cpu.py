@@ -1,0 +1,464 @@
+"""torch.amp on a CPU, and the scalars that a device makes for itself: the bits of a plain step on the host."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import fusedadam
+from fusedadam import backends
+from fusedadam.counts import LAST, SIZE, Count, DeviceCount
+from fusedadam.device_scalars import DeviceScalars
+from fusedadam.launch import Launches
+from tests.contract.common import (
+    CLIPPED,
+    EVERY,
+    EVERY_PLAIN,
+    MAKERS,
+    Small,
+    assert_same,
+    assert_unchanged,
+    batch,
+    everything,
+    leaves,
+    params_of,
+    set_grads,
+    train,
+)
+from tests.support import ADAM, ADAMP, BERT, CASES, EMA, F16, F32, F64, SUMMING, draw
+
+SCALE = 1024.0
+DTYPES = pytest.mark.parametrize("dtypes", [(F32,), (F16, F32)], ids=["float32", "float16 and float32"])
+
+
+def scaler_of(scale=SCALE, **options):
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, **options)
+    scaler.scale(torch.zeros(()))  # makes the scale
+    return scaler
+
+
+def set_scaled_grads(optimizer, step, scale, bad=None):
+    set_grads(params_of(optimizer), step, scale)
+    if bad is not None:
+        params_of(optimizer)[-2].grad.view(-1)[-1] = bad
+
+
+# GradScaler
+
+
+@EVERY
+@DTYPES
+def test_a_scale_that_is_a_power_of_two_changes_no_bit(make, dtypes):
+    """Gradients are unscaled in the step; norms that clip are those of the unscaled ones. ``p.grad`` is only read."""
+    scale = {(F32,): SCALE}.get(dtypes, 4.0)  # float16 ends at 65,504
+    scaled, plain = make(leaves(dtypes=dtypes)), make(leaves(dtypes=dtypes))
+    scaler = scaler_of(scale, growth_interval=2)
+    for step in range(5):
+        set_scaled_grads(scaled, step, scaler.get_scale())
+        before = [p.grad.clone() for p in params_of(scaled)]
+        scaler.step(scaled)
+        assert_same([p.grad for p in params_of(scaled)], before)
+        scaler.update()
+        train(plain, 1, start=step)
+        assert_same(scaled, plain)
+        if scaled.grad_norm is not None:
+            assert torch.equal(scaled.grad_norm, plain.grad_norm)
+    assert scaler.get_scale() == 4 * scale
+    assert not hasattr(scaled, "grad_scale")
+
+
+@EVERY
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan], ids=str)
+def test_a_step_with_an_infinity_changes_nothing_at_all(make, bad):
+    """Parameters, moments, average and counts: also in the very first step, where there are none yet."""
+    optimizer, untroubled, scaler = make(leaves()), make(leaves()), scaler_of()
+    taken = 0
+    for step in range(6):
+        scale, infinite = scaler.get_scale(), step in (0, 2, 3)
+        set_scaled_grads(optimizer, step, scale, bad if infinite else None)
+        before = everything(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if infinite:
+            (held, options), (old, old_options) = everything(optimizer), before
+            assert options == old_options
+            assert_same([held[0], held[2]], [old[0], old[2]])
+            new = {k: s for k, s in held[1].items() if k not in old[1]}
+            assert_same({k: s for k, s in held[1].items() if k in old[1]}, old[1])
+            assert all(float(s["step"]) == 0 for s in new.values()), (
+                "states may have been made, but nothing was counted"
+            )
+            assert scaler.get_scale() == scale / 2
+        else:
+            train(untroubled, 1, start=step)
+            taken += 1
+    assert_same(optimizer, untroubled)
+    assert all(state["step"] == taken == 3 for state in optimizer.state.values())
+
+
+@EVERY
+def test_unscaled_before_the_step_and_clipped_is_the_same_as_never_scaled(make):
+    """After ``unscale_`` the step must not unscale once more."""
+    scaled, plain, scaler = make(leaves()), make(leaves()), scaler_of()
+    for step in range(4):
+        set_scaled_grads(scaled, step, scaler.get_scale(), math.inf if step == 1 else None)
+        scaler.unscale_(scaled)
+        torch.nn.utils.clip_grad_norm_(params_of(scaled), 0.7)
+        scaler.step(scaled)
+        scaler.update()
+        if step != 1:
+            set_grads(params_of(plain), step)
+            torch.nn.utils.clip_grad_norm_(params_of(plain), 0.7)
+            plain.step()
+    assert_same(scaled, plain)
+    assert all(state["step"] == 3 for state in scaled.state.values())
+
+
+@pytest.mark.parametrize("clip", [fusedadam.clip_grad_norm_, torch.nn.utils.clip_grad_norm_], ids=["ours", "torch's"])
+@pytest.mark.parametrize("unscaled", [True, False])
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_scaled_training_is_torchs_fused_one(name, unscaled, clip):
+    results = []
+    for make, options in ((getattr(fusedadam, name), {}), (getattr(torch.optim, name), {"fused": True})):
+        optimizer, scaler = make(leaves(dtypes=[F32]), lr=1e-2, weight_decay=0.1, **options), scaler_of(64.0)
+        for step in range(5):
+            set_scaled_grads(optimizer, step, scaler.get_scale(), math.inf if step == 2 else None)
+            if unscaled:
+                scaler.unscale_(optimizer)
+                clip(params_of(optimizer), 0.7)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(optimizer)
+    ours, theirs = results
+    assert all(ours.state[p]["step"] == 4 for p in params_of(ours))
+    assert_same(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_a_step_that_clips_unscales_first(name):
+    """A norm of gradients that are still scaled would clip every step."""
+    optimizer, scaler = MAKERS[name](leaves()), scaler_of(2.0**16)
+    for step in range(3):
+        set_scaled_grads(optimizer, step, scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same(optimizer, train(MAKERS[name](leaves()), 3))
+    if "by group" not in name:
+        norm = torch.cat([p.grad.reshape(-1) for p in params_of(optimizer)]).norm() / 2.0**16
+        torch.testing.assert_close(optimizer.grad_norm, norm)
+
+
+@EVERY_PLAIN
+def test_a_scaler_that_is_not_enabled_and_optimizers_that_share_one(make):
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    optimizer = make(leaves())
+    set_grads(params_of(optimizer), 0)
+    off.step(optimizer)
+    assert_same(optimizer, train(make(leaves()), 1))
+
+    pair, scaler = [make(leaves(seed=k)) for k in range(2)], scaler_of()
+    for step, bad in enumerate((None, math.inf, None)):
+        for k, one in enumerate(pair):
+            set_scaled_grads(one, step, scaler.get_scale(), bad if k == 1 else None)
+            scaler.step(one)
+        scaler.update()
+    assert [int(one.state[params_of(one)[0]]["step"]) for one in pair] == [3, 2]
+
+
+@EVERY
+def test_a_model_trains_under_bfloat16_autocast(make):
+    """Gradients of a forward pass in bfloat16 arrive in the parameters' float32."""
+    model = Small()
+    optimizer = make(model.parameters())
+    optimizer.param_groups[0]["lr"] = 3e-2
+    if optimizer.param_groups[0].get("maximize"):
+        optimizer.param_groups[0]["maximize"] = False
+    losses = []
+    for _ in range(15):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch(0))
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad.dtype == F32 for p in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_an_optimizer_that_raises_in_a_scaled_step_goes_on_unscaled():
+    """GradScaler leaves its scale on the optimizer then, as it does on torch's: deleting it is up to the caller."""
+    optimizer, scaler = train(fusedadam.AdamW(leaves()), 1), scaler_of()
+    set_scaled_grads(optimizer, 1, scaler.get_scale())
+    before, lr = everything(optimizer), optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0]["lr"] = None
+    with pytest.raises(TypeError):
+        scaler.step(optimizer)
+    optimizer.param_groups[0]["lr"] = lr
+    assert_unchanged(optimizer, before)
+    optimizer.__dict__.pop("grad_scale", None)
+    optimizer.__dict__.pop("found_inf", None)
+    assert_same(train(optimizer, 1, start=1), train(fusedadam.AdamW(leaves()), 2))
+
+
+# counts on the host and on a device
+
+BETAS = st.one_of(
+    st.sampled_from([0.0, 0.9, 0.95, 0.99, 0.999, 0.9999, 1 - 1e-7, 1e-300, 5e-324]), st.floats(0, 1 - 2**-53)
+)
+NUMBERS = st.one_of(st.integers(1, 2 * SIZE), st.integers(1, 2**24 + 1), st.sampled_from([SIZE, SIZE**2, SIZE**2 + 1]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(BETAS, st.lists(NUMBERS, min_size=1, max_size=4))
+@example(0.999, [2**24 + 1])
+@example(0.9999999, [SIZE - 1, SIZE, SIZE + 1, 2**24])
+def test_a_power_has_the_same_bits_on_host_and_device_and_is_a_power(beta, steps):
+    """Two lookups and one product, wherever they are made; C libraries and GPUs differ in the last bit."""
+    on_host = [beta ** Count(step) for step in steps]
+    on_device = beta ** DeviceCount(torch.tensor(steps, dtype=F64), {})
+    assert on_device.dtype == F64
+    assert on_device.tolist() == on_host
+    for step, power in zip(steps, on_host, strict=True):
+        expected = math.pow(beta, step)
+        # both factors and their product are rounded once; beside 1, what is left of a small power is as good as 0
+        assert power == pytest.approx(expected, rel=2**-50, abs=1e-30)
+    assert 0.0 <= min(on_host) <= max(on_host) < 1.0
+
+
+def test_counts_do_what_schedules_ask_of_them():
+    numbers = torch.tensor([1.0, 7.0], dtype=F64)
+    count = DeviceCount(numbers, {})
+    assert (count + 2).tolist() == (2 + count).tolist() == [3.0, 9.0]
+    assert (count - 1).tolist() == [0.0, 6.0]
+    assert 0.5 ** Count(0) == 1.0
+
+
+@pytest.mark.parametrize("step", [LAST, LAST + 1, 2.0**25, 1e9])
+def test_a_count_beyond_the_tables_is_the_last_power_on_the_host(step):
+    """Only a loaded state dict can say so: float32 counts to 2**24."""
+    assert 0.9 ** Count(step) == 0.0
+    assert 0.0 <= 0.99999999 ** Count(step) <= 1.0
+
+
+@pytest.mark.parametrize("step", [LAST + 1, 2.0**25, 1e9])
+def test_a_count_beyond_the_tables_is_the_last_power_on_a_device(step):
+    """On a GPU the same lookup is a device-side assertion, after which nothing works."""
+    count = DeviceCount(torch.tensor([step], dtype=F64), {})
+    assert (0.9999999**count).item() == 0.9999999 ** Count(step)
+
+
+# scalars that are made on a device
+
+EVERY_CASE = [*CASES, *SUMMING]
+STEPS = [1.0, 2.0, 11.0, 4096.0, 4097.0, 1e6, 2.0**24]
+SHAPES = [(5, 4), (3, 2, 2), (6, 1)]
+
+
+def table_of(case, shapes=SHAPES):
+    """A table for the CPU: of matrices alone, so that there is only one."""
+    roles = draw(case, shapes, [F32])
+    specials = [case.rule.special(case.flags, own["param"]) for own in roles]
+    backend = backends.choose(torch.device("cpu"), "numba")
+    launches = Launches(specials, roles, [backend] * len(roles), [0] * len(roles))
+    (launch,) = launches
+    return launch.table, roles  # their memory is what the table points to
+
+
+def written(table):
+    return table.numbers[: len(table.scalars)].copy()
+
+
+def assert_scalars(table, ours, expected, rtol=0.0):
+    """To the bit, but for the quotient of a number and a tensor: see the next test but one."""
+    assert np.isfinite(expected).all()
+    for name, own, theirs in zip(table.scalars, ours, expected, strict=True):
+        slack = max(rtol, 2**-52) if name == "step_size" else rtol
+        np.testing.assert_allclose(own, theirs, rtol=slack, atol=0, err_msg=name)
+
+
+def as_options(case, **changes):
+    values = {**case.options, **changes}
+    return tuple(values[name] for name in case.rule.hyper_parameters)
+
+
+def from_host(case, table, options, steps, groups):
+    """The scalars that the host writes, parameter by parameter."""
+    keys = [(options[group], step) for group, step in zip(groups, steps, strict=True)]
+    scalars, order = case.rule.scalars_of(keys)
+    table.numbers[: len(table.scalars)] = np.nan
+    table.set_scalars(scalars, np.array(order, dtype=np.int64))
+    return written(table)
+
+
+def from_device(case, table, options, steps, groups, places=slice(None), flat=None, twice=True):
+    flat = torch.tensor([s - 1 for s in steps], dtype=F32) if flat is None else flat
+    device = DeviceScalars(case.rule, table, flat, places, np.array(groups, dtype=np.int64))
+    table.numbers[: len(table.scalars)] = np.nan
+    for _ in range(1 + twice):  # what stays the same is written once
+        device.update(options)
+    return written(table)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda c: c.id)
+def test_a_device_writes_the_scalars_of_the_host(case):
+    table, _alive = table_of(case)
+    options, groups = [as_options(case)], [0] * len(SHAPES)
+    for step in STEPS:
+        steps = [step] * len(SHAPES)
+        expected = from_host(case, table, options, steps, groups)
+        assert_scalars(table, from_device(case, table, options, steps, groups), expected)
+
+
+BY_RULE = {case.rule.name: case for case in EVERY_CASE if "max_grad_norm" in case.options}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamp"])
+def test_the_step_size_of_a_device_has_the_bits_of_the_host(name):
+    """``lr / (1 - beta1**step)`` is rounded twice on a device where lr is a number, once where it is a tensor."""
+    case = BY_RULE[name]
+    table, _alive = table_of(case)
+    for step in range(1, 100):
+        steps, groups, options = [float(step)] * 3, [0] * 3, [as_options(case)]
+        expected = from_host(case, table, options, steps, groups)
+        np.testing.assert_array_equal(from_device(case, table, options, steps, groups), expected)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamp"])
+def test_the_step_size_of_a_device_has_the_bits_of_the_host_where_lr_is_a_tensor(name):
+    case = BY_RULE[name]
+    table, _alive = table_of(case)
+    for step in range(1, 100):
+        steps, groups, lr = [float(step)] * 3, [0] * 3, torch.tensor(0.01, dtype=F64)
+        expected = from_host(case, table, [as_options(case)], steps, groups)
+        there = from_device(case, table, [as_options(case, lr=lr)], steps, groups)
+        np.testing.assert_array_equal(there, expected)
+
+
+@pytest.mark.parametrize("name", BY_RULE)
+def test_groups_and_counts_of_their_own(name):
+    """Groups that differ in lr and weight decay are one calculation, in other options one each: the same bits."""
+    case = BY_RULE[name]
+    table, _alive = table_of(case)
+    beta = "beta2" if "beta2" in case.rule.hyper_parameters else "b2"
+    alternatives = [
+        [{}, {"lr": 0.3}, {"lr": 0.3, "weight_decay": 0.7}],
+        [{}, {beta: 0.5}, {beta: 0.5, "lr": 0.3}],
+        [{"max_grad_norm": 0.2}, {}, {"weight_decay": 0.0}],
+        [{"lr": torch.tensor(0.25)}, {"lr": 0.25}, {"lr": torch.tensor([0.125], dtype=F64), beta: 0.5}],
+    ]
+    for changes in alternatives:
+        options = [as_options(case, **own) for own in changes]
+        numbers = [tuple(float(v) if isinstance(v, torch.Tensor) else v for v in own) for own in options]
+        for groups, steps in (([0, 1, 2], [1.0, 7.0, 5000.0]), ([2, 0, 0], [3.0, 3.0, 4.0]), ([1, 1, 1], [9.0] * 3)):
+            expected = from_host(case, table, numbers, steps, groups)
+            assert_scalars(table, from_device(case, table, options, steps, groups), expected)
+            places = np.array([4, 0, 2], dtype=np.int64)  # counts of others lie between theirs
+            flat = torch.zeros(6, dtype=F32)
+            flat[places] = torch.tensor([s - 1 for s in steps], dtype=F32)
+            assert_scalars(table, from_device(case, table, options, steps, groups, places, flat), expected)
+
+
+def test_a_number_that_equals_another_groups_tensor_does_not_follow_it():
+    """A tensor and a number that are equal by chance were taken for the same, and went on together."""
+    case = BY_RULE["adam"]
+    table, _alive = table_of(case)
+    lr, flat = torch.tensor(0.5, dtype=F64), torch.zeros(len(SHAPES), dtype=F32)
+    device = DeviceScalars(case.rule, table, flat, slice(None), np.array([0, 1, 1]))
+    options = [as_options(case, lr=lr), as_options(case, lr=0.5)]
+    device.update(options)
+    lr.mul_(0.5)
+    device.update(options)
+    numbers = [as_options(case, lr=0.25), as_options(case, lr=0.5)]
+    assert_scalars(table, written(table), from_host(case, table, numbers, [1.0] * 3, [0, 1, 1]))
+
+
+def test_scalars_follow_options_and_tensors_that_change():
+    case = BY_RULE["adam"]
+    table, _alive = table_of(case)
+    lr, flat = torch.tensor(0.25, dtype=F64), torch.zeros(len(SHAPES), dtype=F32)
+    device = DeviceScalars(case.rule, table, flat, slice(None), np.zeros(len(SHAPES), dtype=np.int64))
+    every = [{"lr": lr}, {"lr": lr}, {"lr": 0.1}, {"lr": 0.1, "beta1": 0.3}, {"lr": lr}]
+    for step, changes in enumerate(every, start=1):
+        lr.mul_(0.5)
+        device.update([as_options(case, **changes)])
+        now = written(table)
+        numbers = [as_options(case, **{k: float(v) for k, v in changes.items()})]
+        assert_scalars(table, now, from_host(case, table, numbers, [float(step)] * 3, [0] * 3))
+        table.numbers[: len(table.scalars)] = now  # as the device left it
+        device.count()
+    assert flat.tolist() == [5.0] * len(SHAPES)
+
+
+def test_scalars_follow_groups_that_become_alike_and_others_again():
+    """A value that was written to some columns is not there in others."""
+    case = BY_RULE["adam"]
+    table, _alive = table_of(case)
+    groups, flat = [0, 1, 2], torch.zeros(3, dtype=F32)
+    device = DeviceScalars(case.rule, table, flat, slice(None), np.array(groups))
+    for betas in ((0.99, 0.99, 0.5), (0.99, 0.5, 0.5), (0.5, 0.5, 0.99), (0.99, 0.99, 0.99), (0.99, 0.5, 0.99)):
+        options = [as_options(case, beta2=beta) for beta in betas]
+        device.update(options)
+        now = written(table)
+        assert_scalars(table, now, from_host(case, table, options, [1.0] * 3, groups))
+        table.numbers[: len(table.scalars)] = now  # as the device left it
+
+
+def test_a_step_with_an_infinity_does_not_count_on_a_device():
+    case = BY_RULE["adam"]
+    table, _alive = table_of(case)
+    for places, expected in ((slice(None), [4.0, 4.0, 4.0]), (np.array([0, 2, 1]), [4.0, 4.0, 4.0])):
+        flat = torch.tensor([3.0, 3.0, 3.0])
+        device = DeviceScalars(case.rule, table, flat, places, np.zeros(3, dtype=np.int64))
+        table.found_inf = torch.tensor([1.0])
+        device.count()
+        assert flat.tolist() == [3.0] * 3
+        table.found_inf = torch.tensor(0.0)
+        device.count()
+        assert flat.tolist() == expected
+
+
+SCHEDULES = ["warmup_linear", "warmup_constant", "warmup_poly", "warmup_cosine"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warmup", [-1, 0.0, 0.3])
+@pytest.mark.parametrize("t_total", [-1, 20])
+def test_bert_adams_schedules_on_a_device(schedule, warmup, t_total):
+    case = BY_RULE["bert_adam"]
+    table, _alive = table_of(case)
+    options = [as_options(case, schedule=schedule, warmup=warmup, t_total=t_total)]
+    for step in (1.0, 3.0, 6.0, 7.0, 20.0, 21.0, 30.0):
+        steps, groups = [step, 1.0, step], [0] * 3
+        ours, expected = (
+            from_device(case, table, options, steps, groups),
+            from_host(case, table, options, steps, groups),
+        )
+        if schedule == "warmup_cosine":  # a cosine may have other bits
+            np.testing.assert_allclose(ours, expected, rtol=1e-15, atol=1e-17)
+        else:
+            assert_scalars(table, ours, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS | st.integers(1, 50), st.floats(0, 0.9999), st.floats(0, 0.9999), st.floats(0, 10), st.booleans())
+def test_any_options_at_any_step_give_the_bits_of_the_host(step, beta1, beta2, lr, warmup):
+    changes = {"beta1": beta1, "beta2": beta2, "lr": lr, "ema_warmup": float(warmup)}
+    for case in (BY_RULE["adam"], BY_RULE["ema_adam"], BY_RULE["adamp"]):
+        table, _alive = table_of(case)
+        options = [as_options(case, **{k: v for k, v in changes.items() if k in case.options})]
+        steps, groups = [float(step)] * 3, [0] * 3
+        expected = from_host(case, table, options, steps, groups)
+        assert_scalars(table, from_device(case, table, options, steps, groups, twice=False), expected)
+
+
+def test_the_options_here_are_those_of_the_rules():
+    """A rule with a new option would otherwise be tested with its default alone."""
+    for name, options in {"adam": ADAM, "ema_adam": EMA, "adamp": ADAMP, "bert_adam": BERT}.items():
+        assert {*BY_RULE[name].rule.hyper_parameters} == options.keys()
+    assert {case.rule.name for case in EVERY_CASE} == {*BY_RULE, "clip"}

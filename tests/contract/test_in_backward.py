@@ -1,0 +1,501 @@
+"""Stepping during backward: the bits of ``step()``, with hardly a gradient alive at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import math
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import fusedadam
+from fusedadam import step_in_backward
+from tests.contract.common import (
+    CLIPPED,
+    EVERY_PLAIN,
+    PLAIN,
+    Small,
+    assert_same,
+    assert_unchanged,
+    batch,
+    everything,
+    params_of,
+)
+from tests.support import F32, F64
+
+BERT_ALONE = functools.partial(fusedadam.BertAdam, lr=1e-2, max_grad_norm=0.05)
+ALONE = PLAIN | {
+    "BertAdam clipped by parameter": BERT_ALONE,
+    "AdamP with nesterov": functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, delta=5.0, nesterov=True),
+    "eagerly": functools.partial(fusedadam.AdamW, lr=1e-2, backend="eager"),
+    "float32 states": functools.partial(fusedadam.EmaAdamW, lr=1e-2, state_dtype=F32, ema_dtype=F64),
+}
+EVERY = pytest.mark.parametrize("make", ALONE.values(), ids=ALONE)
+
+
+def train(model, optimizer, steps, start=0, after=lambda: None):
+    """The loop that everybody writes."""
+    for step in range(start, start + steps):
+        model(batch(step, next(model.parameters()).dtype)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+    return optimizer
+
+
+def pair(make, model=Small):
+    """A model that steps in backward and one that does not, with their optimizers."""
+    models = model(), model()
+    return models, (step_in_backward(models[0], make), make(list(models[1].parameters())))
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_it_gives_the_bits_of_step(make, dtype):
+    models, optimizers = pair(make, functools.partial(Small, dtype))
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 5)
+    assert_same(*optimizers)
+    assert all(state["step"] == 5 for state in optimizers[0].state.values())
+
+
+class Deep(torch.nn.Module):
+    """One parameter after the other, so that backward meets them one after the other."""
+
+    def __init__(self, depth=12):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8, bias=False) for _ in range(depth)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().sum()
+
+
+@EVERY
+def test_gradients_never_exist_all_at_once(make):
+    """What it is for: the gradient of a parameter is let go before most others are made."""
+    model = Deep()
+    params, alive = list(model.parameters()), []
+    for p in params:  # before the optimizer's own hook, which lets the gradient go
+        p.register_post_accumulate_grad_hook(lambda _: alive.append(sum(q.grad is not None for q in params)))
+    optimizer = step_in_backward(model, make)
+    for _ in range(2):
+        model(torch.ones(2, 8)).backward()
+        assert all(p.grad is None for p in params)
+        optimizer.step()
+    assert len(alive) == 2 * len(params)
+    assert max(alive) == 1
+
+
+def test_gradients_are_freed_and_not_only_let_go():
+    """Nothing else holds on to their memory either: no table, no snapshot."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    model, watched = Deep(), []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda q: watched.append(StorageWeakRef(q.grad.untyped_storage())))
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    for _ in range(2):
+        model(torch.ones(2, 8)).backward()
+        assert all(ref.expired() for ref in watched)
+        optimizer.step()
+    assert len(watched) == 24
+
+
+@EVERY_PLAIN
+def test_schedulers_steer_it(make):
+    models, optimizers = pair(make)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8, cycle_momentum=False)
+        train(model, optimizer, 6, after=scheduler.step)
+    assert_same(*optimizers)
+
+
+@EVERY_PLAIN
+def test_options_and_a_tensor_lr_may_change_between_steps(make):
+    models, optimizers = pair(make)
+    changes = [{"lr": torch.tensor(0.05, dtype=F64)}, {"weight_decay": 0.3}, {"lr": 0.01}, {"backend": "eager"}]
+    for change in changes:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.param_groups[0].update(copy.deepcopy(change))
+            train(model, optimizer, 2)
+    assert_same(*optimizers)
+
+
+@EVERY_PLAIN
+def test_state_dicts_are_saved_and_loaded_in_the_middle(make):
+    """Into an optimizer that has stepped already, which must then forget what it knew; and from one kind to another."""
+    straight = Small()
+    expected = train(straight, make(list(straight.parameters())), 6)
+    first = Small()
+    optimizer = train(first, step_in_backward(first, make), 3)
+    file = io.BytesIO()
+    torch.save((first.state_dict(), optimizer.state_dict()), file)
+    for kind in (step_in_backward, lambda model, make: make(list(model.parameters()))):
+        file.seek(0)
+        weights, state = torch.load(file, weights_only=True)
+        second = Small()
+        resumed = train(second, kind(second, make), 2)
+        second.load_state_dict(weights)
+        resumed.load_state_dict(state)
+        train(second, resumed, 3, start=3)
+        assert_same(resumed, expected)
+
+
+@EVERY_PLAIN
+def test_a_group_that_is_added_later_is_left_to_step(make):
+    models, optimizers = pair(make)
+    extra = [torch.nn.Parameter(torch.ones(3, 4)) for _ in models]
+    for model, optimizer, more in zip(models, optimizers, extra, strict=True):
+        train(model, optimizer, 2)
+        optimizer.add_param_group({"params": [more], "lr": 0.3})
+        for step in range(2, 5):
+            (model(batch(step)) + more.square().sum()).backward()
+            assert more.grad is not None
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(*optimizers)
+    assert optimizers[0].state[extra[0]]["step"] == 3
+
+
+@EVERY_PLAIN
+def test_frozen_parameters_stay_and_are_left_to_step_once_they_are_not(make):
+    models = Small(), Small()
+    for model in models:
+        model.convolution.weight.requires_grad_(False)
+    optimizers = step_in_backward(models[0], make), make(list(models[1].parameters()))
+    before = models[0].convolution.weight.detach().clone()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 2)
+        assert torch.equal(model.convolution.weight, before)
+        model.convolution.weight.requires_grad_(True)
+        model.last.bias.requires_grad_(False)
+        train(model, optimizer, 2, start=2)
+        assert not torch.equal(model.convolution.weight, before)
+    assert_same(*optimizers)
+    counts = [int(state["step"]) for state in map(optimizers[0].state.get, models[0].parameters())]
+    assert counts == [2, 4, 4, 4, 4, 2]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)[:, :6]).tanh()).square().mean()
+
+
+@EVERY_PLAIN
+def test_tied_parameters_step_once_with_their_whole_gradient(make):
+    models, optimizers = pair(make, Tied)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 4)
+    assert_same(*optimizers)
+    assert all(state["step"] == 4 for state in optimizers[0].state.values())
+
+
+def grouped(make):
+    def build(params):
+        params = list(params)
+        return make([{"params": params[:2], "lr": 0.2, "weight_decay": 0.0}, {"params": params[2:], "lr": 0.01}])
+
+    return build
+
+
+@EVERY_PLAIN
+def test_groups_have_their_own_options(make):
+    models, optimizers = pair(grouped(make))
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 2)
+        optimizer.param_groups[1]["lr"] = 0.07
+        train(model, optimizer, 2, start=2)
+    assert_same(*optimizers)
+
+
+def test_a_closure_may_run_backward():
+    models, optimizers = pair(PLAIN["AdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for k in range(3):
+
+            def closure(model=model, optimizer=optimizer, k=k):
+                optimizer.zero_grad()
+                loss = model(batch(k))
+                loss.backward()
+                return loss
+
+            assert optimizer.step(closure).item() > 0
+    assert_same(*optimizers)
+
+
+def test_parameters_that_a_loss_does_not_reach_keep_their_count():
+    models, optimizers = pair(PLAIN["AdamP"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 1)
+        for _ in range(2):
+            model.last(torch.ones(1, 12)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        train(model, optimizer, 1)
+    assert_same(*optimizers)
+    assert [int(optimizers[0].state[p]["step"]) for p in models[0].parameters()] == [2, 2, 2, 2, 4, 4]
+
+
+def test_a_gradient_that_is_set_by_hand_is_left_to_step():
+    models, optimizers = pair(PLAIN["EmaAdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for _ in range(2):
+            train(model, optimizer, 1)
+            model.last.bias.grad = torch.ones(4)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(*optimizers)
+
+
+def test_parameters_may_be_moved_between_steps():
+    models, optimizers = pair(PLAIN["AdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 2)
+        for p in model.parameters():
+            p.data = p.data.clone()
+        model.double()
+        for state in optimizer.state.values():
+            state.update({k: v.clone() for k, v in state.items()})
+        train(model, optimizer, 2)
+    assert_same(*optimizers)
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "load"])
+def test_a_copy_of_the_optimizer_is_a_plain_one(copied):
+    """The hooks are the model's; a copy has parameters of its own, without them."""
+    model = Small()
+    optimizer = train(model, step_in_backward(model, PLAIN["AdamW"]), 2)
+    twin = copy.deepcopy(optimizer) if copied == "deepcopy" else PLAIN["AdamW"](list(Small().parameters()))
+    if copied == "load":
+        twin.load_state_dict(optimizer.state_dict())
+    before = [p.detach().clone() for p in params_of(twin)]
+    train(model, optimizer, 2)
+    assert_same([p.detach() for p in params_of(twin)], before)
+    for p in params_of(twin):
+        p.grad = torch.ones_like(p)
+    twin.step()
+    assert all(state["step"] == 3 for state in twin.state.values())
+
+
+# EMA
+
+
+def test_the_average_can_be_used_and_a_backward_meanwhile_is_refused():
+    """Its steps would be lost when the trained weights come back; the model is as it was afterwards."""
+    models, optimizers = pair(PLAIN["EmaAdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 3)
+    model, optimizer = models[0], optimizers[0]
+    with optimizer.ema_weights():
+        assert torch.equal(model.last.weight, optimizer.state[model.last.weight]["ema_params"])
+        model(batch(7)).item()
+        loss = model(batch(8))
+        with pytest.raises(RuntimeError, match="ema_weights"):
+            loss.backward()
+    assert_same(*optimizers)
+    optimizer.zero_grad()  # those of the backward that was refused
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 2, start=3)
+    assert_same(*optimizers)
+    averaged = optimizers[0].ema_state_dict(models[0])
+    assert_same(averaged, optimizers[1].ema_state_dict(models[1]))
+
+
+def test_projections_are_those_of_step():
+    """Each parameter's own step has its own report."""
+    make = functools.partial(fusedadam.AdamP, lr=1e-2, delta=0.8)
+    models, optimizers = pair(make)
+    assert set(optimizers[0].projections().values()) == {"none"}
+    seen = set()
+    for step in range(6):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        mine, theirs = ([*optimizer.projections().values()] for optimizer in optimizers)
+        assert mine == theirs
+        seen.update(mine)
+    assert len(seen) > 1, "the test projects nothing"
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_clipping_by_a_norm_over_several_parameters_is_refused(name):
+    model = Small()
+    with pytest.raises(ValueError, match="max_grad_norm"):
+        step_in_backward(model, CLIPPED[name])
+    model(batch(0)).backward()
+    assert all(p.grad is not None for p in model.parameters()), "a refused one has left hooks behind"
+
+
+def test_one_group_that_clips_is_enough():
+    def make(params):
+        return fusedadam.AdamW([{"params": params[:1]}, {"params": params[1:], "max_grad_norm": 1.0}])
+
+    with pytest.raises(ValueError, match="max_grad_norm"):
+        step_in_backward(Small(), make)
+
+
+def later_in_the_group(optimizer):
+    optimizer.param_groups[0]["max_grad_norm"] = 0.01
+
+
+def later_from_a_state_dict(optimizer):
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["max_grad_norm"] = 0.01
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [later_in_the_group, later_from_a_state_dict])
+def test_clipping_that_is_asked_for_later_is_refused_too(change):
+    model = Small()
+    optimizer = train(model, step_in_backward(model, PLAIN["AdamW"]), 1)
+
+    def go_on():
+        change(optimizer)
+        train(model, optimizer, 1)
+
+    with pytest.raises((ValueError, RuntimeError), match="max_grad_norm"):
+        go_on()
+
+
+def test_states_that_are_cleared_begin_anew():
+    """As without it: see the changes in tests/engine/test_contract.py."""
+    models, optimizers = pair(PLAIN["AdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 2)
+        optimizer.state.clear()
+        train(model, optimizer, 2)
+    assert_same(*optimizers)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_a_grad_scaler_is_refused_by_its_step(unscaled):
+    model = Small()
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(batch(0))).backward()
+    if unscaled:
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match=r"steps in backward.*bfloat16"):
+        scaler.step(optimizer)
+
+
+def test_gradients_that_accumulate_are_refused_before_anything_is_written():
+    """A second backward before step() would count twice."""
+    model = Small()
+    optimizer = step_in_backward(model, PLAIN["EmaAdamW"])
+    model(batch(0)).backward()
+    before = copy.deepcopy([p.detach() for p in params_of(optimizer)])
+    with pytest.raises(RuntimeError, match=r"backward\(\) was called again before optimizer.step\(\)"):
+        model(batch(1)).backward()
+    assert_same([p.detach() for p in params_of(optimizer)], before)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert_same([p.detach() for p in params_of(optimizer)], before)
+    train(model, optimizer, 1)
+    assert all(state["step"] == 2 for state in optimizer.state.values())
+
+
+def put_gradients_back(model):
+    """As DistributedDataParallel does, when it has added them up."""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+
+
+def test_gradients_that_come_back_after_backward_are_refused():
+    """The wrapper around the model that is trained cannot be seen; what it does to gradients can."""
+    model = Small()
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    model(batch(0)).backward()
+    put_gradients_back(model)
+    with pytest.raises(RuntimeError, match=r"has a gradient again.*DistributedDataParallel"):
+        optimizer.step()
+
+
+def test_gradients_that_come_back_after_backward_are_refused_before_anything_is_written():
+    model = Small()
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    model(batch(0)).backward()
+    put_gradients_back(model)
+    before = everything(optimizer)
+    with pytest.raises(RuntimeError, match="has a gradient again"):
+        optimizer.step()
+    assert_unchanged(optimizer, before)
+
+
+def test_a_second_one_for_the_same_model_takes_over_or_is_refused():
+    """As when a cell of a notebook is run again."""
+    model = Small()
+    step_in_backward(model, PLAIN["AdamW"])
+    second = None
+    with contextlib.suppress(ValueError):
+        second = step_in_backward(model, PLAIN["AdamW"])
+    if second is not None:
+        train(model, second, 3)
+        assert all(state["step"] == 3 for state in second.state.values())
+
+
+def test_a_loss_in_two_parts_that_share_nothing_is_no_accumulation():
+    models, optimizers = pair(PLAIN["AdamW"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for _ in range(2):
+            model.last(torch.ones(1, 12)).sum().backward()
+            model.norm(torch.ones(1, 12) * torch.arange(12.0)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(*optimizers)
+
+
+def test_distributed_data_parallel_is_refused(tmp_path):
+    """It adds gradients up after they are complete here: every rank would train by itself."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = torch.nn.parallel.DistributedDataParallel(Small())
+        with pytest.raises(TypeError, match=r"DistributedDataParallel.*optimizer.step\(\)"):
+            step_in_backward(wrapped, PLAIN["AdamW"])
+        wrapped(batch(0)).backward()
+        assert all(p.grad is not None for p in wrapped.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_optimizer_of_torchs_is_refused():
+    model = Small()
+    with pytest.raises(TypeError, match="make_optimizer returned a AdamW; it must return an optimizer of fusedadam"):
+        step_in_backward(model, torch.optim.AdamW)
+    with pytest.raises(TypeError, match="NoneType"):
+        step_in_backward(model, lambda params: None)
+    model(batch(0)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_gradient_that_cannot_be_used_is_refused_and_the_next_one_is_not():
+    """A sparse one: the error comes out of backward, and names it."""
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = step_in_backward(embedding, PLAIN["AdamW"])
+    before = embedding.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="sparse"):
+        embedding(torch.tensor([1])).sum().backward()
+    assert torch.equal(embedding.weight, before)
+    optimizer.zero_grad()
+    embedding.sparse = False
+    embedding(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert optimizer.state[embedding.weight]["step"] == 1
+    assert math.isfinite(embedding.weight.sum().item())
