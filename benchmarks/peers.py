@@ -56,7 +56,7 @@ def our_adamw_unscaled(params: Params, **options: Any) -> torch.optim.Optimizer:
 def _scaled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """As torch.amp.GradScaler hands gradients to an optimizer that can take them as they are."""
     device = optimizer.param_groups[0]["params"][0].device
-    setattr(optimizer, "grad_scale", torch.full((), 2.0**16, device=device))  # noqa: B010  torch does not declare them
+    setattr(optimizer, "grad_scale", torch.ones((), device=device))  # noqa: B010  torch does not declare them
     setattr(optimizer, "found_inf", torch.zeros((), device=device))  # noqa: B010
     return optimizer
 

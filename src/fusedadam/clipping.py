@@ -151,7 +151,7 @@ def norm_of(launches: Launches, name: str) -> Tensor | None:
 
 
 def _order(norm_type: Any) -> float:
-    order = checks.real("norm_type", norm_type)
+    order = math.inf if norm_type == "inf" else checks.real("norm_type", norm_type)
     if not order > 0:
         raise ValueError(f"norm_type={norm_type!r} is out of range; it must be above 0, or inf")
     return order

@@ -291,7 +291,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         state_dict = super().state_dict()
         if "decoupled" in self.rule.flags:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-                saved.setdefault("decoupled_weight_decay", bool(self._option(group, "decoupled")))
+                saved["decoupled_weight_decay"] = bool(self._option(group, "decoupled"))
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -11,10 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fusedadam
-from fusedadam import backends
 from fusedadam.counts import LAST, SIZE, Count, DeviceCount
 from fusedadam.device_scalars import DeviceScalars
-from fusedadam.launch import Launches
+from fusedadam.launch_table import LaunchTable
 from tests.contract.common import (
     CLIPPED,
     EVERY,
@@ -33,7 +32,7 @@ from tests.contract.common import (
 from tests.support import ADAM, ADAMP, BERT, CASES, EMA, F16, F32, F64, SUMMING, draw
 
 SCALE = 1024.0
-DTYPES = pytest.mark.parametrize("dtypes", [(F32,), (F16, F32)], ids=["float32", "float16 and float32"])
+DTYPES = pytest.mark.parametrize(("dtypes", "backend"), [((F32,), None), ((F16, F32), "eager")], ids=str)
 
 
 def scaler_of(scale=SCALE, **options):
@@ -53,10 +52,10 @@ def set_scaled_grads(optimizer, step, scale, bad=None):
 
 @EVERY
 @DTYPES
-def test_a_scale_that_is_a_power_of_two_changes_no_bit(make, dtypes):
+def test_a_scale_that_is_a_power_of_two_changes_no_bit(make, dtypes, backend):
     """Gradients are unscaled in the step; norms that clip are those of the unscaled ones. ``p.grad`` is only read."""
     scale = {(F32,): SCALE}.get(dtypes, 4.0)  # float16 ends at 65,504
-    scaled, plain = make(leaves(dtypes=dtypes)), make(leaves(dtypes=dtypes))
+    scaled, plain = (make(leaves(dtypes=dtypes), backend=backend) for _ in range(2))
     scaler = scaler_of(scale, growth_interval=2)
     for step in range(5):
         set_scaled_grads(scaled, step, scaler.get_scale())
@@ -261,13 +260,10 @@ SHAPES = [(5, 4), (3, 2, 2), (6, 1)]
 
 
 def table_of(case, shapes=SHAPES):
-    """A table for the CPU: of matrices alone, so that there is only one."""
+    """A table for the CPU: of matrices alone, so that one serves them all."""
     roles = draw(case, shapes, [F32])
-    specials = [case.rule.special(case.flags, own["param"]) for own in roles]
-    backend = backends.choose(torch.device("cpu"), "numba")
-    launches = Launches(specials, roles, [backend] * len(roles), [0] * len(roles))
-    (launch,) = launches
-    return launch.table, roles  # their memory is what the table points to
+    special = case.rule.special(case.flags, roles[0]["param"])
+    return LaunchTable(special, range(len(roles)), roles, on_host=True), roles  # whose memory the table points to
 
 
 def written(table):

@@ -323,7 +323,7 @@ print(done, digest(optimizer) == straight, last, unfinished)
 @FORK
 def test_a_training_that_is_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL at random moments, also while a checkpoint is being written."""
-    done, same, last, unfinished = run(KILLED, tmp_path, 20, 400, OMP_NUM_THREADS="1")
-    assert (int(done), same) == (400, "True")
+    done, same, last, unfinished = run(KILLED, tmp_path, 20, 1500, OMP_NUM_THREADS="1")
+    assert (int(done), same) == (1500, "True")
     assert int(last) > 0
     assert int(unfinished) > 0, "it was never killed while it wrote"
