@@ -234,9 +234,13 @@ def test_gradients_that_do_not_lie_plainly(layout):
         assert (laid._base[..., 5:] > 50).all()  # what lies between is not touched
 
 
+# a power of anything smaller may be 0, here as in torch's norms over several tensors
+NUMBERS = st.floats(-1e3, 1e3).map(lambda x: x if abs(x) > 1e-40 else 0.0)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
-    values=st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), min_size=1, max_size=5),
+    values=st.lists(st.lists(NUMBERS, min_size=1, max_size=9), min_size=1, max_size=5),
     norm_type=st.sampled_from([1, 2, math.inf]) | st.floats(0.5, 6),
     max_norm=st.floats(0, 1e4),
 )
