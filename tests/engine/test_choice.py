@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import warnings
@@ -31,8 +32,32 @@ def test_the_device_chooses(device, name, monkeypatch):
     chosen = []
     monkeypatch.setattr(backends, "_load", chosen.append)
     monkeypatch.setattr(backends, "_installed", lambda name: True)
+    monkeypatch.setattr(backends, "_has_compiler", lambda: True)
     backends.choose(FakeDevice(device), None)
     assert chosen == [name]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "name"), [("gcc", "triton"), ("clang", "triton"), ("own-cc", "triton"), (None, "eager")]
+)
+def test_a_gpu_without_a_c_compiler_is_served_eagerly_with_a_warning(compiler, name, monkeypatch):
+    """Triton compiles what launches a kernel with it; else the first step ends in a compiler's error."""
+    chosen = []
+    monkeypatch.setattr(backends, "_load", chosen.append)
+    monkeypatch.setattr(backends, "_installed", lambda name: True)
+    monkeypatch.setattr(backends.shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setenv("CC", "own-cc")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    backends._has_compiler.cache_clear()
+    backends._warn.cache_clear()
+    missing = pytest.warns(UserWarning, match="no C compiler.*install gcc or clang, or set CC.*cuda run eagerly")
+    with missing if name == "eager" else contextlib.nullcontext():
+        backends.choose(FakeDevice("cuda"), None)
+    if name == "eager":
+        with pytest.raises(RuntimeError, match=r"backend='triton' cannot be had: no C compiler"):
+            backends.check("triton")
+    assert chosen == [name]
+    backends._has_compiler.cache_clear()
 
 
 class FakeDevice:
@@ -42,7 +67,7 @@ class FakeDevice:
 
 def test_without_numba_it_runs_eagerly_with_one_warning_that_says_what_to_install(monkeypatch):
     monkeypatch.setattr(backends, "_installed", lambda name: name != "numba")
-    backends._warn_missing.cache_clear()
+    backends._warn.cache_clear()
     param = torch.nn.Parameter(torch.ones(3))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import shutil
 import warnings
 
 import torch
@@ -30,8 +31,9 @@ def choose(device: torch.device, wanted: str | None) -> Backend:
         check(wanted, device)
         return _load(wanted)
     name = "numba" if device.type == "cpu" else "triton" if device.type in TRITON_DEVICES else "eager"
-    if not _installed(name):
-        _warn_missing(name, device.type)
+    lacking = _lacking(name)
+    if lacking is not None:
+        _warn(f"{lacking}, so optimizers on {device.type} run eagerly, many times slower")
         name = "eager"
     return _load(name)
 
@@ -40,10 +42,9 @@ def check(wanted: str, device: torch.device | None = None) -> None:
     """Whether an explicit ``backend=`` can be had, on this machine and for this device."""
     if wanted not in NAMES:
         raise ValueError(f"backend={wanted!r} is unknown; use one of {', '.join(NAMES)}, or None to choose by device")
-    if not _installed(wanted):
-        raise RuntimeError(
-            f"backend={wanted!r} needs the package {wanted}, which is not installed: pip install {wanted}"
-        )
+    lacking = _lacking(wanted)
+    if lacking is not None:
+        raise RuntimeError(f"backend={wanted!r} cannot be had: {lacking}")
     if device is None or wanted == "eager":
         return
     if wanted == "numba" and device.type != "cpu":
@@ -74,10 +75,20 @@ def _installed(name: str) -> bool:
     return name == "eager" or importlib.util.find_spec(name) is not None
 
 
+def _lacking(name: str) -> str | None:
+    """Why a backend cannot run on this machine, and what to do about it."""
+    if not _installed(name):
+        return f"{name} is not installed (pip install {name})"
+    if name == "triton" and os.environ.get("TRITON_INTERPRET") != "1" and not _has_compiler():
+        return "no C compiler was found, which Triton needs to launch kernels (install gcc or clang, or set CC)"
+    return None
+
+
 @functools.cache
-def _warn_missing(name: str, device: str) -> None:
-    warnings.warn(
-        f"fusedadam: {name} is not installed, so optimizers on {device} run eagerly, many times "
-        f"slower; pip install {name}",
-        stacklevel=2,
-    )
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
+
+
+@functools.cache
+def _warn(sentence: str) -> None:
+    warnings.warn(f"fusedadam: {sentence}", stacklevel=2)
