@@ -54,15 +54,13 @@ def adamw_(
         >>> param
         tensor([0.5000, 0.5000, 0.5000])
     """
-    checks.boolean("amsgrad", amsgrad)
-    checks.boolean("maximize", maximize)
+    flags = adamw_flags(amsgrad, maximize)
     roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     if amsgrad:
         if max_exp_avg_sq is None:
             raise ValueError("max_exp_avg_sq is None, but amsgrad=True keeps its running maximum there; pass a tensor")
         roles["max_exp_avg_sq"] = max_exp_avg_sq
     options = adam_options(lr, beta1, beta2, weight_decay, eps)
-    flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False}
     Update(adam, roles, flags, step, options, backend).run()
 
 
@@ -93,12 +91,8 @@ def ema_adam_(
         >>> ema
         tensor([0.7500, 0.7500])
     """
-    checks.boolean("bias_correction", bias_correction)
-    checks.mode(mode)
+    flags, options = ema_choices(lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay)
     roles = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "ema": ema}
-    options = adam_options(lr, beta1, beta2, weight_decay, eps)
-    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
-    flags = {"decoupled": mode == 1, "clipped": False}
     Update(ema_adam, roles, flags, step, options, backend, {"ema": "ema_params"}).run()
 
 
@@ -111,6 +105,23 @@ def adam_options(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any) -
         "eps": checks.number("eps", eps),
         "max_grad_norm": math.inf,
     }
+
+
+def adamw_flags(amsgrad: Any, maximize: Any) -> dict[str, bool]:
+    checks.boolean("amsgrad", amsgrad)
+    checks.boolean("maximize", maximize)
+    return {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False}
+
+
+def ema_choices(
+    lr: Any, ema_decay: Any, beta1: Any, beta2: Any, eps: Any, mode: Any, bias_correction: Any, weight_decay: Any
+) -> tuple[dict[str, bool], dict[str, float]]:
+    """The flags and options of an EMA operator, checked."""
+    checks.boolean("bias_correction", bias_correction)
+    checks.mode(mode)
+    options = adam_options(lr, beta1, beta2, weight_decay, eps)
+    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
+    return {"decoupled": mode == 1, "clipped": False}, options
 
 
 class Update:

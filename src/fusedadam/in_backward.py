@@ -44,8 +44,7 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
             "model is a DistributedDataParallel, which adds gradients up after they would have been used here; use "
             "optimizer.step() with it"
         )
-    params = list(model.parameters())
-    optimizer = make_optimizer(params)
+    optimizer = make_optimizer(list(model.parameters()))
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(
             f"make_optimizer returned a {type(optimizer).__name__}; it must return an optimizer of fusedadam"

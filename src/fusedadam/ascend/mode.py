@@ -76,7 +76,7 @@ def _leave_soon() -> None:
     if profile is not None and not isinstance(profile, types.FunctionType):
         return  # cProfile's, which could not be put back; the mode stays, and does nothing
     if profile is not _leave_now:
-        _profile.before = sys.getprofile()
+        _profile.before = profile
         sys.setprofile(_leave_now)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.functional import Update, adam_options
+from fusedadam.functional import Update, adam_options, adamw_flags, ema_choices
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.storage import names
@@ -46,8 +46,7 @@ def npu_apply_fused_adamw_v2(
         >>> var
         tensor([0.4971, 0.4971])
     """
-    checks.boolean("amsgrad", amsgrad)
-    checks.boolean("maximize", maximize)
+    flags = adamw_flags(amsgrad, maximize)
     attributes = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
     rounded = {name: _float32(name, value) for name, value in adam_options(**attributes).items()}
     tensors = {"var": var, "grad": grad, "m": m, "v": v}
@@ -56,7 +55,6 @@ def npu_apply_fused_adamw_v2(
     given = tensors | ({} if max_grad_norm is None else {"max_grad_norm": max_grad_norm})
     _check_dtypes(given, "var", ("m", "v"))
     checks.alike(given, "var")  # also a maximum that is not used
-    flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled": True, "clipped": False}
     Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES).run()
 
 
@@ -89,14 +87,10 @@ def ema_update(
     mode: int, bias_correction: bool, weight_decay: float,
 ) -> Update:  # fmt: skip
     """The step, checked and ready to run. ``tensors`` are in the order of EMA_ROLES, under names for the errors."""
-    checks.boolean("bias_correction", bias_correction)
-    checks.mode(mode)
+    flags, options = ema_choices(lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay)
     roles = dict(zip(tensors, EMA_ROLES, strict=True))
     _, var, *_ = tensors
     _check_dtypes(tensors, var, tuple(name for name in tensors if name != var))
-    options = adam_options(lr, beta1, beta2, weight_decay, eps)
-    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
-    flags = {"decoupled": mode == 1, "clipped": False}
     return Update(ema_adam, tensors, flags, _step(step), options, role_of=roles)
 
 

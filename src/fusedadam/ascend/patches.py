@@ -18,7 +18,6 @@ from torch import nn
 from fusedadam.ascend import device, mode, npu
 
 MISSING = object()
-Place = tuple[Any, str]
 
 
 class Patch:
