@@ -1,7 +1,7 @@
 """What the mode does not reach, changed by name and changed back: each line of `patches()` is one.
 
-Every replacement asks whether it is still installed, so that one which somebody holds on to, or has wrapped in another,
-does nothing afterwards.
+Every wrapped function asks whether it is still installed, so that one which somebody holds on to, or has wrapped in
+another, does nothing of ours afterwards.
 """
 
 from __future__ import annotations
