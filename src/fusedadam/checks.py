@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.layout import is_dense, overlaps
+from fusedadam.shards import is_dtensor, local
 from fusedadam.storage import STORAGES, names
 from fusedadam.transfer import capturing
 
@@ -122,6 +123,7 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) ->
     """A tensor that a kernel can read: of a supported dtype, strided, and with memory behind it."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
+    value = local(value)
     if value.layout != torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise RuntimeError(
@@ -142,10 +144,22 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) ->
 def written(name: str, value: Any) -> None:
     """A tensor that a kernel can write: each element has a place of its own."""
     tensor(name, value)
+    value = local(value)
     if overlaps(value):
         raise RuntimeError(
             f"{name} has shape {tuple(value.shape)} and strides {value.stride()}: several of its elements may share "
             "memory (is it expanded?), so it cannot be updated in place; use .clone() or .contiguous()"
+        )
+
+
+def both_divided(name: str, value: Any, param: Tensor) -> None:
+    """Divided among processes is a tensor of a parameter if, and only if, the parameter is."""
+    if is_dtensor(value) != is_dtensor(param):
+        kinds = ("a DTensor", "a plain tensor")
+        one, other = kinds if is_dtensor(value) else kinds[::-1]
+        raise RuntimeError(
+            f"{name} is {one}, but its param is {other}; both must be DTensors (torch.distributed.tensor."
+            "distribute_tensor), or neither"
         )
 
 

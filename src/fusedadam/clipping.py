@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam import backends, checks
+from fusedadam import backends, checks, distributed
 from fusedadam.launch import Launches
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.shards import is_dtensor, local
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
@@ -64,6 +65,8 @@ def clip_grad_norm_(
     gradients become 0 and infinite ones NaN; if it is NaN, all become NaN. With ``error_if_nonfinite`` that raises
     instead, before anything is changed, and has to wait for the device.
 
+    Gradients that are divided among processes (DTensors) count whole: every process that has a part of them calls this.
+
     Optimizers here clip inside their step (``max_grad_norm=``), which moves a fifth fewer bytes: this is for those
     who want the gradients themselves scaled.
 
@@ -86,12 +89,19 @@ def clip_grad_norm_(
     checks.boolean("foreach", foreach, or_none=True)
     checks.not_captured("clip_grad_norm_() cannot be captured in a CUDA graph; use torch.nn.utils.clip_grad_norm_")
     order = _order(norm_type)
-    grads = [p.grad for p in ([parameters] if isinstance(parameters, Tensor) else parameters) if p.grad is not None]
-    if not grads:
-        return torch.tensor(0.0)
-    if len(set(map(id, grads))) < len(grads):
-        grads = list({id(grad): grad for grad in grads}.values())
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
+    special = clip.special({**flags, "scaled": True})
+    found: dict[int, Tensor] = {}
+    absent = set()
+    for param in [parameters] if isinstance(parameters, Tensor) else parameters:
+        if param.grad is not None:
+            found[id(param.grad)] = param.grad
+        elif distributed.is_waited_for(param, special):
+            absent.add(len(found))
+            found[id(param)] = param
+    grads = Gradients(list(found.values()), frozenset(absent))
+    if not found:
+        return torch.tensor(0.0)
     if error_if_nonfinite:
         norm = _run(grads, {**flags, "scaled": False}, max_norm, order)
         if not torch.isfinite(norm):
@@ -102,14 +112,26 @@ def clip_grad_norm_(
     return _run(grads, {**flags, "scaled": True}, max_norm, order)
 
 
-def _run(grads: list[Tensor], flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
-    roles = [{"param": grad} for grad in grads]
-    launches = _launches(grads, roles, flags)
+class Gradients(NamedTuple):
+    """``wholes[k]``, for k in ``absent``, is a parameter without a gradient here, of which other processes have one."""
+
+    wholes: list[Tensor]
+    absent: frozenset[int]
+
+    def here(self) -> list[Tensor]:
+        """What this process has of each."""
+        return [local(w).new_empty(0) if k in self.absent else local(w) for k, w in enumerate(self.wholes)]
+
+
+def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
+    here = grads.here()
+    roles = [{"param": grad} for grad in here]
+    launches = _launches(grads, here, roles, flags)
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
-    launches.set_scalars(scalars, np.zeros(len(grads), dtype=np.int64))
+    launches.set_scalars(scalars, np.zeros(len(here), dtype=np.int64))
     launches.run(roles)
     if flags["scaled"]:
-        torch.autograd.graph.increment_version(grads)
+        torch.autograd.graph.increment_version([g for k, g in enumerate(grads.wholes) if k not in grads.absent])
     norm = norm_of(launches, "norm")
     assert norm is not None
     return norm
@@ -118,14 +140,18 @@ def _run(grads: list[Tensor], flags: dict[str, bool], max_norm: float, order: fl
 _recent = threading.local()  # launches are kept from call to call, each thread its own
 
 
-def _launches(grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[str, bool]) -> Launches:
+def _launches(
+    all_grads: Gradients, grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[str, bool]
+) -> Launches:
     """Those of an earlier call, if it had gradients like these: only their addresses may be others."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
+    wholes, absent = all_grads
     plain = all(g.layout == torch.strided for g in grads)  # others have no strides, and are refused below
     layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in grads if plain)
     # a table that a kernel on another stream still reads must not be written to
     streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in grads} if d.type == "cuda")
-    key = (tuple(flags.items()), layouts, streams)
+    divided = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]
+    key = (tuple(flags.items()), layouts, streams, divided, absent)
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:
@@ -136,7 +162,8 @@ def _launches(grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[s
         checks.written("grad", grad)
     checks.no_shared_memory(("grad that is clipped", grad) for grad in grads)
     chosen = [backends.choose(grad.device, None) for grad in grads]
-    launches = Launches([clip.special(flags)] * len(grads), roles, chosen, [0] * len(grads))
+    specials = [clip.special(flags)] * len(grads)
+    launches = Launches(specials, roles, chosen, [0] * len(grads), wholes=wholes, absent=absent)
     if len(kept) >= RECENT:
         del kept[next(iter(kept))]
     kept[key] = launches

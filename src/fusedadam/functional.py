@@ -40,12 +40,27 @@ def adamw_(
     maximize: bool = False,
     backend: str | None = None,
 ) -> None:
-    """One step of AdamW, in place: the ``step``-th, the first being 1.
+    """One step of AdamW, in place.
 
     Every tensor may be float32, float16, bfloat16 or float64, each its own; arithmetic is in float32 (float64 if the
-    parameter is), and each result is rounded once. ``max_exp_avg_sq`` is AMSGrad's running maximum, needed with
-    ``amsgrad``. Lists are updated together, in one launch for each device and mix of dtypes; ``step`` may be a list
-    then.
+    parameter is), and each result is rounded once. Lists are updated together, in one launch for each device and mix
+    of dtypes.
+
+    Args:
+        param: the parameter, or a list of them; it is updated
+        grad: the gradient, or a list of them; it is only read
+        exp_avg: the first moment, or a list of them; it is updated
+        exp_avg_sq: the second moment, or a list of them; it is updated
+        max_exp_avg_sq: AMSGrad's running maximum, needed with ``amsgrad``, and else not touched
+        step: which step this is, the first being 1: an int, an integer tensor of one element, or a list of them
+        lr: learning rate
+        beta1: decay of the first moment
+        beta2: decay of the second moment
+        weight_decay: decoupled weight decay
+        eps: added to the denominator
+        amsgrad: divide by the largest second moment so far
+        maximize: go up the gradient instead of down
+        backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
 
     Example:
         >>> param, grad = torch.ones(3), torch.ones(3)
@@ -82,8 +97,15 @@ def ema_adam_(
     weight_decay: float = 0.0,
     backend: str | None = None,
 ) -> None:
-    """One step of Adam (``mode=0``, weight decay added to the gradient) or AdamW (``mode=1``) and of the average of the
-    updated parameter, in place. Otherwise as :func:`adamw_`.
+    """One step of Adam or AdamW and of the average of the updated parameter, in place. Otherwise as :func:`adamw_`.
+
+    Args:
+        param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, backend: as for :func:`adamw_`
+        ema: the average, or a list of them; it is updated
+        ema_decay: how much of the average is kept, in [0, 1]
+        mode: 1 for AdamW, 0 for Adam
+        bias_correction: divide the moments by :math:`1 - \\beta^t`
+        weight_decay: decoupled with ``mode=1``, added to the gradient with ``mode=0``
 
     Example:
         >>> param, grad, ema = torch.ones(2), torch.ones(2), torch.ones(2)

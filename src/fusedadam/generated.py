@@ -81,7 +81,7 @@ def cache_folder() -> Path | None:
         if _usable(folder):
             return folder
     warnings.warn(
-        f"fusedadam found no folder to keep compiled code in, so every process compiles anew; set {VARIABLE}",
+        f"fusedadam found no folder to keep compiled code in, so every process compiles anew; set {VARIABLE} to one",
         stacklevel=2,
     )
     return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedadam.optimizer import FusedOptimizer
+from fusedadam.shards import sharding_of
 
 __all__ = ["step_in_backward"]
 
@@ -124,4 +125,9 @@ class InBackward:
             raise ValueError(
                 "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
                 "max_grad_norm out (BertAdam: use clip='parameter')"
+            )
+        if optimizer.sums() and any(sharding_of(param) is not None for param in optimizer._params()):
+            raise ValueError(
+                "stepping in backward would wait for the other processes at every parameter, since this optimizer sums "
+                "over parameters that are divided among them; use optimizer.step()"
             )

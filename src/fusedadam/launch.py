@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from fusedadam.launch_table import Int64s, LaunchTable, Roles
 from fusedadam.layout import copy_with
+from fusedadam.reduction import ROWS_KNOWN, reductions
 from fusedadam.rule import Special
-from fusedadam.stages import Sum
+from fusedadam.shards import sharding_of
+from fusedadam.stages import ROUND, Sum
 
 
 class Part(NamedTuple):
@@ -103,19 +106,31 @@ class Launches:
         backends: Sequence[Backend],
         groups: Sequence[int],
         memory: Tensor | None = None,
+        wholes: Sequence[Tensor] | None = None,
+        absent: Collection[int] = (),
+        passing: Collection[int] = (),
     ) -> None:
-        """``memory``: bytes for the table, of which there is only one then."""
+        """``memory``: bytes for the table, of which there is only one then. ``wholes``: what ``roles`` are this
+        process's part of, if parameters are divided among processes. ``absent``: who has no gradient on this one;
+        ``passing``: whose is made anew for each run."""
+        pairs = zip(wholes or (), specials, strict=False)
+        shardings = [sharding_of(whole) if special.has_sums else None for whole, special in pairs]
         members: dict[Any, list[int]] = {}
         for k, (special, own, backend) in enumerate(zip(specials, roles, backends, strict=True)):
             dtypes = tuple(own[r].dtype for r in special.roles)
-            members.setdefault((own["param"].device, special, dtypes, backend), []).append(k)
-        self._all = [
-            Launch(LaunchTable(special, indices, roles, backend.needs_tensors, memory), backend)
-            for (_, special, _, backend), indices in members.items()
-        ]
+            sharding = shardings[k] if shardings else None
+            among = sharding and (sharding.mesh, sharding.split, k in absent)
+            members.setdefault((own["param"].device, special, dtypes, backend, among), []).append(k)
+        self._all = []
+        for (_, special, _, backend, _), mine in members.items():
+            is_absent = mine[0] in absent
+            table = LaunchTable(
+                special, mine, roles, backend.needs_tensors, memory, wholes, shardings, is_absent, passing
+            )
+            self._all.append(Launch(table, backend))
         self._shared = self._prepare_shared(groups, [own.get("grad", own["param"]).dtype for own in roles])
-        stages = {stage.position for launch in self for stage in launch.table.special.stages}
-        self._positions = sorted({*stages, *self._shared})
+        self.reductions = reductions([launch.table for launch in self])
+        self._schedule = list(self._in_order())
         self.needs_tensors = any(launch.needs_tensors for launch in self)
 
     def __iter__(self) -> Iterator[Launch]:
@@ -144,18 +159,23 @@ class Launches:
             for launch in self._all:
                 launch.begin(roles)
             before_anything_is_written()
-            for position in self._positions:
-                for launch in self._all:
-                    launch.run(position)
-                # Here the sums of this process are complete, and nothing has been decided from them yet: a parameter
-                # that is sharded needs them added up across processes before the next position.
-                for add_up in self._shared.get(position, ()):
-                    add_up()
+            for one in self._schedule:
+                one()
             for launch in self._all:
                 launch.end()
         finally:
             for launch in self._all:
                 launch.forget()
+
+    def _in_order(self) -> Iterator[Run]:
+        """Stage by stage. Divided rows are known only after the other processes have been heard, and wait for that."""
+        stages = {stage.position for launch in self for stage in launch.table.special.stages}
+        for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
+            waiting = [launch for launch in self if launch.table.is_split and position % ROUND == ROWS_KNOWN]
+            yield from (partial(launch.run, position) for launch in self if launch not in waiting)
+            yield from (one.run for one in self.reductions if one.position == position)
+            yield from (partial(launch.run, position) for launch in waiting)
+            yield from self._shared.get(position, ())
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

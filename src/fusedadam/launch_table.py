@@ -9,7 +9,7 @@ be copied) is handed them at each run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fusedadam.layout import dense_strides, lies_as
 from fusedadam.rule import OWN_SCALARS, Special
+from fusedadam.shards import Sharding
 from fusedadam.stages import Stage, Sum
 from fusedadam.storage import STORAGES, compute_dtype
 from fusedadam.sums import SEGMENT
@@ -34,7 +35,9 @@ class LaunchTable:
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
     values on the host). ``at[name]`` is the row of a name. ``memory``: bytes of the caller's on ``home`` for the words,
-    instead of our own.
+    instead of our own. ``wholes``: the parameters of which ``roles`` are this process's part, if they are divided.
+    ``absent``: this process has no gradients for them, and only learns of their sums. ``passing``: whose gradients are
+    made anew for each run.
     """
 
     def __init__(
@@ -44,12 +47,24 @@ class LaunchTable:
         roles: Sequence[Roles],
         on_host: bool,
         memory: Tensor | None = None,
+        wholes: Sequence[Tensor] | None = None,
+        shardings: Sequence[Sharding | None] | None = None,
+        absent: bool = False,
+        passing: Collection[int] = (),
     ) -> None:
         self.special, self.members = special, np.asarray(members, dtype=np.int64)
         mine = [roles[k] for k in members]
         params = [m["param"] for m in mine]
+        self.shardings = [shardings[k] for k in members] if shardings else [None] * len(mine)
+        self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
+        self.is_split = special.by_rows and self.shardings[0] is not None and self.shardings[0].split
         self.device = params[0].device
         self.home = torch.device("cpu") if on_host else self.device
+        if self.is_split and any(own is not None and own.strided for own in self.shardings):
+            raise RuntimeError(
+                "a DTensor's rows are divided, and also dealt out in strides; shard it along dimension 0 over one "
+                "dimension of the mesh, or not at all"
+            )
         compute = compute_dtype(params[0].dtype)
         self.compute = STORAGES[compute]
         self.storage = {r: STORAGES[mine[0][r].dtype] for r in special.roles}
@@ -61,7 +76,7 @@ class LaunchTable:
             (role, k)
             for role in special.roles
             for k, m in enumerate(mine)
-            if not lies_as(m[role], self.strides[k]) or m[role].is_neg()
+            if not lies_as(m[role], self.strides[k]) or m[role].is_neg() or (role == "grad" and members[k] in passing)
         ]
 
         # the elements of a tensor are one row, unless the rule sums by rows
@@ -70,24 +85,34 @@ class LaunchTable:
         self.rows: Int64s = np.array([p.shape[0] if special.by_rows and p.dim() else 1 for p in params]) * full
         self.widths: Int64s = self.sizes // np.maximum(self.rows, 1)
         self.pieces = -(-self.widths // SEGMENT["element"])
-        self.segments = {"element": self.rows * self.pieces, "row": -(-self.rows // SEGMENT["row"])}
+        # a process knows its own rows, or, where rows are divided, those of the whole parameter, its own among them
+        self.firsts = np.array([own.first if own and self.is_split else 0 for own in self.shardings], dtype=np.int64)
+        self.all_rows = self.rows
+        if self.is_split:
+            self.all_rows = np.array([own.rows if own else 0 for own in self.shardings], dtype=np.int64)
+        self.segments = {"element": self.rows * self.pieces, "row": -(-self.all_rows // SEGMENT["row"])}
         static = {
             "_size": self.sizes, "_rows": self.rows, "_width": self.widths, "_pieces": self.pieces,
-            "_segments": self.segments["element"], "_row_segments": self.segments["row"],
+            "_segments": self.segments["element"], "_row_segments": self.segments["row"], "_all_rows": self.all_rows,
         }  # fmt: skip
         own = [s for s in special.scalars if s in OWN_SCALARS]
         self.scalars = [s for s in special.scalars if s not in OWN_SCALARS]
-        static |= {s: np.array([float(OWN_SCALARS[s](p)) for p in params]).view(np.int64) for s in own}
+        whole = [wholes[k] for k in members] if wholes else params
+        static |= {s: np.array([float(OWN_SCALARS[s](p)) for p in whole]).view(np.int64) for s in own}
+
+        # whether a gradient is here, and, where parameters are divided, on how many processes there is one
+        static |= {name: np.full(len(mine), float(not absent)).view(np.int64) for name in ("_joins", "_joined")}
 
         slots = 1 + max(special.row_slots.values(), default=-1)
-        self.row_values = [torch.zeros(int(self.rows.sum()), dtype=compute, device=self.home) for _ in range(slots)]
-        row_addresses = [_addresses(buffer, self.rows) for buffer in self.row_values]
+        self.row_values = [torch.zeros(int(self.all_rows.sum()), dtype=compute, device=self.home) for _ in range(slots)]
+        row_addresses = [_addresses(buffer, self.all_rows) for buffer in self.row_values]
         static |= {name: row_addresses[slot] for name, slot in special.row_slots.items()}
+        static |= {f"_here_{name}": static[name] + compute.itemsize * self.firsts for name in special.row_slots}
         self.partials: dict[str, Tensor] = {}  # the sums of segments, where they are not yet the sums themselves
         for stage in special.stages:
             for one in stage.sums:
                 if self.is_whole(one):
-                    static[f"_part_{one.name}"] = static[one.name]
+                    static[f"_part_{one.name}"] = static[f"_here_{one.name}"]
                     continue
                 count, dtype = self.segments[one.of], compute if one.of == "element" else torch.float64
                 buffer = torch.zeros(int(count.sum()), dtype=dtype, device=self.home)
@@ -107,6 +132,7 @@ class LaunchTable:
             self.on_device.copy_(torch.from_numpy(self.words))
             self.words = self.on_device.numpy() if self.home.type == "cpu" else self.words
         self.numbers: Floats = self.words.view(np.float64)
+        self.is_absent = absent
         self.moved = False  # addresses changed since they were last sent
         self.scalars_on_device = False  # they are made there, and not ours to send
 
@@ -162,13 +188,13 @@ class LaunchTable:
 
     def lengths(self, stage: Stage) -> Int64s:
         """How long the segments of each tensor are, at most."""
-        return np.minimum(self.widths if stage.space == "element" else self.rows, SEGMENT[stage.space])
+        return np.minimum(self.widths if stage.space == "element" else self.all_rows, SEGMENT[stage.space])
 
     def chunks(self, stage: Stage, steps: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
         """The work of a stage in parts of so many ``steps`` (items, or segments if it goes by them)."""
         if stage.in_segments:
             return self.split(self.segments[stage.space] * only, steps)
-        return self.split((self.sizes if stage.space == "element" else self.rows) * only, steps)
+        return self.split((self.sizes if stage.space == "element" else self.all_rows) * only, steps)
 
     def split(self, counts: Int64s, steps: Int64s) -> tuple[Int64s, Int64s]:
         """For each part its tensor, and which item or segment it begins with."""

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from fusedadam import backends, checks, state_dicts
+from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Options, Plan
-from fusedadam.rule import OWN_FLAGS, Rule
+from fusedadam.rule import OWN_FLAGS, Rule, Special
+from fusedadam.shards import distributed_like, local, with_local
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
 from fusedadam.transfer import capturing
@@ -56,10 +57,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     _no_steps: str | None = None  # why stepping is refused at the moment
     _in_graphs: list[Plan]
     _in_backward: InBackward | None = None
+    _has_a_part = False  # of the model's parameters; other processes have the others
     _plan: Plan | None
     _last_plan: Plan | None
     _groups: list[Any]  # what a plan takes from the groups
     _seen: list[Any] | None
+    _only_asked: bool
+    _steps: StepCounts
 
     def __init__(self, params: Params, arguments: Mapping[str, Any]) -> None:
         """``arguments``: the ``locals()`` of the subclass's own ``__init__``, which are its options."""
@@ -69,6 +73,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.check(defaults)
         with _as_before_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, defaults)
+        self._has_a_part = distributed.made_by_zero()
+        self._check_sums_are_whole()
 
     def check(self, group: Group) -> None:
         """Refuses options that are out of range; called for each group before it is taken in."""
@@ -89,6 +95,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 params = self.param_groups[-1]["params"]
                 if len(set(map(id, params))) < len(params):
                     raise ValueError("params has a parameter twice in one group; list each of them once")
+                distributed.check_not_flat(params, self)
                 for param in params:
                     checks.written("param", param)
                     if param_group.get("backend") is not None:
@@ -97,6 +104,13 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.param_groups.pop()
                 raise
         self._plan = None
+
+    def __repr__(self) -> str:
+        return memory.described(super().__repr__(), self)
+
+    def memory_summary(self) -> str:
+        """A table to print: what is kept on each device, of parameters, gradients, each state, and beside them."""
+        return memory.summary(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -133,7 +147,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self) -> None:
-        params = self._params()
+        params, counted = self._params(), len(self.state)
         flags, options = self._options()
         amp = Amp(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         on_device = self._counts_on_device(options, amp)
@@ -152,14 +166,37 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._steps.in_graph = True
         else:
             self._plan = plan
+        if not counted and distributed.only_wants_states():
+            self._only_asked = True
+            return
+        if self._only_asked:
+            self._begin_copies()
+        if amp.found_inf is not None:
+            amp = amp._replace(found_inf=distributed.found_anywhere(amp.found_inf, plan.meshes))
         if plan.is_hosted and amp.found_inf is not None and amp.found_inf.item() != 0:
             return
         plan.run(params, self.state, self._steps, options, amp)
 
     def looks_at_several(self) -> bool:
         """Whether a step sums over several parameters, under the present options."""
-        flags = [dict(zip(self._flags, own, strict=True)) for own in self._options()[0]]
-        return any(self.rule.special({**own, **dict.fromkeys(OWN_FLAGS, True)}).shared for own in flags)
+        return any(self._whole_special(own).shared for own in self._options()[0])
+
+    def sums(self) -> bool:
+        """Whether a step sums at all, under the present options, over matrices if not over vectors."""
+        return any(self._whole_special(own).has_sums for own in self._options()[0])
+
+    def _whole_special(self, flags: tuple[bool, ...]) -> Special:
+        return self.rule.special({**dict(zip(self._flags, flags, strict=True)), **dict.fromkeys(OWN_FLAGS, True)})
+
+    def _check_sums_are_whole(self) -> None:
+        """Refuses to sum over parts of the model as if they were all of it."""
+        distributed.check_not_flat(self._params(), self)
+        if self._has_a_part and self.looks_at_several():
+            raise ValueError(
+                "ZeroRedundancyOptimizer gives each process some of the parameters, so a norm over several of them is "
+                "not the model's; leave max_grad_norm out (BertAdam: use clip='parameter'), and clip with "
+                "fusedadam.clip_grad_norm_ before step()"
+            )
 
     def _counts_on_device(self, options: list[Options], amp: Amp) -> bool:
         """Whether the host does not know, or is not to be asked, which step this is or what a scalar is."""
@@ -193,12 +230,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]], on_device: bool) -> Plan:
+        self._check_sums_are_whole()
         members, position = [], 0
         for k, group in enumerate(self.param_groups):
             chosen = dict(zip(self._flags, flags[k], strict=True))
             for param in group["params"]:
-                if param.grad is not None:
-                    special = self.rule.special(chosen, param)
+                special = self.rule.special(chosen, param)
+                if param.grad is not None or distributed.is_waited_for(param, special):
                     backend = backends.choose(param.device, group.get("backend"))
                     new_state = functools.partial(self._new_state, param, group)
                     members.append(Member(param, position, k, special, backend, new_state))
@@ -206,9 +244,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         return Plan(self.rule, members, params, self.state, self._steps, on_device)
 
     def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
-        kind = self.states.get(name, State())
-        empty = torch.empty_like(param, dtype=group.get(kind.dtype_option), requires_grad=False)
-        return empty.copy_(param) if kind.copy_of_param else empty.zero_()
+        kind, here = self.states.get(name, State()), local(param)
+        empty = torch.empty_like(here, dtype=group.get(kind.dtype_option), requires_grad=False)
+        return with_local(param, empty.copy_(here) if kind.copy_of_param else empty.zero_())
+
+    def _begin_copies(self) -> None:
+        """States that begin as copies do so with the parameters that the first step finds, whenever they were made."""
+        for param, state in self.state.items():
+            for name, kind in self.states.items():
+                if kind.copy_of_param and name in state:
+                    local(state[name]).copy_(local(param))
+        self._only_asked = False
 
     def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
         """The flags and the hyper-parameters of each group; kept until one changes."""
@@ -274,6 +320,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
         self._plan = self._last_plan = self._seen = None
+        self._only_asked = False  # states are there because someone asked for them, and no step has been taken
         self._steps = StepCounts()
         self._in_graphs = getattr(self, "_in_graphs", [])  # a graph may be replayed whatever else is forgotten
         if self._in_backward is not None:
@@ -313,7 +360,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 for name, value in loaded["state"].get(key, {}).items():
                     if isinstance(value, Tensor):
                         device = torch.device("cpu") if name == "step" else param.device
-                        self.state[param][name] = value.detach().to(device, copy=True)
+                        whole = value if name == "step" else distributed_like(value.detach(), param)
+                        self.state[param][name] = whole.detach().to(device, copy=True)
             for group, mine, theirs in zip(self.param_groups, before, loaded["param_groups"], strict=True):
                 # what the saved group does not say stays; so does the backend, a choice for this machine
                 group.update({name: mine[name] for name in mine if name not in theirs or name == "backend"})

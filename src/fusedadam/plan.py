@@ -20,6 +20,7 @@ from fusedadam.launch import Amp, Backend, Launches
 from fusedadam.launch_table import Floats, Int64s, Roles
 from fusedadam.layout import copy_with, dense_strides, lies_as
 from fusedadam.rule import Rule, Special
+from fusedadam.shards import distributed_like, is_dtensor, lies_like, local, sharding_of, with_local
 from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
 from fusedadam.steps import HOST, StepCounts
 from fusedadam.transfer import capturing
@@ -30,7 +31,10 @@ Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the 
 
 @dataclass
 class Member:
-    """A parameter that takes part in the step."""
+    """A parameter that takes part in the step.
+
+    One that is divided among processes, and whose sums the others wait for, does so even if it has no gradient here.
+    """
 
     param: Tensor
     position: int  # among all parameters of the optimizer
@@ -38,6 +42,10 @@ class Member:
     special: Special
     backend: Backend
     new_state: Callable[[str], Tensor]  # makes a state of that name as it is at the beginning
+
+    @property
+    def is_absent(self) -> bool:
+        return self.param.grad is None
 
 
 class Plan:
@@ -55,8 +63,12 @@ class Plan:
         self.rule = rule
         for member in members:
             checks.written("param", member.param)
-            checks.tensor("grad", member.param.grad)
-        fresh = [_missing(member, states.get(member.param, {})) for member in members]
+            if not member.is_absent:
+                checks.tensor("grad", member.param.grad)
+                checks.both_divided("grad", member.param.grad, member.param)
+        shardings = [sharding_of(param) for param in params if is_dtensor(param)]
+        self.meshes = list(dict.fromkeys(sharding.mesh for sharding in shardings if sharding is not None))
+        fresh = [{} if m.is_absent else _missing(m, states.get(m.param, {})) for m in members]
         if capturing() and any(fresh):
             raise RuntimeError(
                 "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
@@ -72,29 +84,45 @@ class Plan:
                 raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
         prepare_loop()
         groups = [m.group for m in members]
-        self.launches = Launches([m.special for m in members], roles, [m.backend for m in members], groups)
+        self._absent = [k for k, m in enumerate(members) if m.is_absent]
+        self.launches = Launches(
+            [m.special for m in members], roles, [m.backend for m in members], groups,
+            wholes=[m.param for m in members], absent=self._absent,
+            passing=[k for k, m in enumerate(members) if not m.is_absent and not lies_like(m.param.grad, m.param)],
+        )  # fmt: skip
 
         # nothing can fail from here on, so now it may be written
         for member, new in zip(members, fresh, strict=True):
-            states[member.param].update(new)
-        self._tracked = [m.position for m in members if not m.param.is_inference()]
+            if new:
+                states[member.param].update(new)
+        here = [m for m in members if not m.is_absent]
+        self._tracked = [m.position for m in here if not m.param.is_inference()]
+        self._divided = [k for k in self._tracked if is_dtensor(params[k])]
         self.groups: Int64s = np.array(groups, dtype=np.int64)
         self.positions = [m.position for m in members]
-        self._adopt(steps, [states[m.param] for m in members], states, on_device)
+        self._adopt(steps, [states.get(m.param, {}) for m in members], states, on_device)
 
-        slots = _slots(members, params, states)
+        slots = _slots(here, params, states)
         self.snapshot = Snapshot(slots, params, states)
         at = {(s.param, s.what): k for k, s in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
-        self._at = [{r: at[m.position, names.get(r, r)] for r in m.special.roles} for m in members]
+        self._at = [
+            {} if m.is_absent else {r: at[m.position, names.get(r, r)] for r in m.special.roles} for m in members
+        ]
+        self._nothing = {k: roles[k] for k in self._absent}
         self._places = [
-            np.array([[self._at[k][r] for k in launch.table.members] for r in launch.table.special.roles])
+            (
+                launch.table,
+                np.array([[self._at[k][r] for k in launch.table.members] for r in launch.table.special.roles]),
+            )
             for launch in self.launches
+            if not launch.table.is_absent
         ]
 
     def _adopt(self, steps: StepCounts, own: list[dict[str, Any]], states: States, on_device: bool) -> None:
         """Divides the parameters into those that are counted on the host and those whose device does it."""
-        away = [launch.table for launch in self.launches if on_device and launch.table.home != HOST]
+        tables = [launch.table for launch in self.launches]
+        away = [table for table in tables if on_device and table.home != HOST and not table.is_absent]
         for home in {table.home for table in away}:  # all of a device at once: their counts are one tensor
             there = [own[k] for table in away if table.home == home for k in table.members.tolist()]
             steps.adopt(there, states.values(), home)
@@ -104,7 +132,7 @@ class Plan:
             table.scalars_on_device = True
             flat = steps.flat(table.home)
             self._away.append(DeviceScalars(self.rule, table, flat, places, self.groups[table.members]))
-        elsewhere = {k for table in away for k in table.members.tolist()}
+        elsewhere = {k for table in away for k in table.members.tolist()} | set(self._absent)
         self._hosted: Int64s = np.array([k for k in range(len(own)) if k not in elsewhere], dtype=np.int64)
         self._steps = steps.adopt([own[k] for k in self._hosted.tolist()], states.values(), HOST)
         self._occurring, self._whose_group = np.unique(self.groups[self._hosted], return_inverse=True)
@@ -112,12 +140,12 @@ class Plan:
     @property
     def is_hosted(self) -> bool:
         """Whether the host has to know if the step is taken."""
-        return len(self._hosted) > 0
+        return len(self._hosted) > 0 or any(one.table.is_absent and one.table.home == HOST for one in self.launches)
 
     def place(self) -> None:
         """Takes the present addresses over from the snapshot."""
-        for launch, places in zip(self.launches, self._places, strict=True):
-            launch.table.place(self.snapshot.addresses[places])
+        for table, places in self._places:
+            table.place(self.snapshot.addresses[places])
 
     def run(
         self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options], amp: Amp
@@ -126,7 +154,7 @@ class Plan:
         if not len(self.launches):
             return
         step = steps.next(self._steps)
-        if self.is_hosted:
+        if len(self._hosted) or self._absent:
             self.launches.set_scalars(*self._scalars(step, options))
         for one in self._away:
             one.update(options)
@@ -140,55 +168,76 @@ class Plan:
         roles: Sequence[Roles] = ()
         if self.launches.needs_tensors:
             tensors = list(find(self.snapshot.slots, params, states))
-            roles = [{role: tensors[k] for role, k in own.items()} for own in self._at]
+            wholes = [{role: tensors[k] for role, k in own.items()} for own in self._at]
+            roles = [_parts(own) or self._nothing[k] for k, own in enumerate(wholes)]
         self.launches.run(roles, before_anything_is_written=count)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
-        torch.autograd.graph.increment_version(written)
+        here: list[Any] = [params[k]._local_tensor for k in self._divided]  # type: ignore[attr-defined]
+        torch.autograd.graph.increment_version(written + here if here else written)
 
     def report(self, name: str) -> dict[int, float]:
         """A value by tensor of the last step, by the parameter's position in the optimizer; waits for the device."""
         return {
             self.positions[member]: value
             for table, values in self.launches.report(name)
-            for member, value in zip(table.members.tolist(), values.tolist(), strict=True)
+            for member, value, joined in zip(
+                table.members.tolist(), values.tolist(), table.value("_joined").tolist(), strict=True
+            )
+            if joined  # a gradient was there, here or on another process
         }
 
     def _scalars(self, step: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
         """The scalars of every (options, step) that occurs, and which of them are whose."""
         options = [tuple(float(v) if isinstance(v, Tensor) else v for v in own) for own in options]
-        if step.min() == step.max():  # as good as always: one for each group
+        if len(step) and step.min() == step.max():  # as good as always: one for each group
             keys, whose = [(options[group], float(step[0])) for group in self._occurring], self._whose_group
         else:
             groups = self.groups[self._hosted].tolist()
             keys = [(options[group], number) for group, number in zip(groups, step.tolist(), strict=True)]
             whose = np.arange(len(keys))
+        counted = len(keys)
+        keys = keys + [(options[self.groups[k]], 1.0) for k in self._absent]  # without an element, any step will do
         scalars, order = self.rule.scalars_of(keys)
         of_all = np.zeros(len(self.groups), dtype=np.int64)
-        of_all[self._hosted] = np.array(order)[whose]
+        of_all[self._hosted] = np.array(order[:counted], dtype=np.int64)[whose]
+        of_all[self._absent] = order[counted:]
         return scalars, of_all
 
 
 def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:
     """States that are not there yet, and those that no longer lie as the parameter does: it was moved or relaid."""
-    strides, device = dense_strides(member.param, member.special.by_rows), member.param.device
+    param = local(member.param)
+    strides, device = dense_strides(param, member.special.by_rows), param.device
     new: dict[str, Any] = {} if "step" in state else {"step": 0.0}
     for name in member.special.states:
         if name not in state:
             new[name] = member.new_state(name)
             continue
         checks.tensor(f"state {name!r}", state[name])
-        if state[name].shape == member.param.shape and not (
-            state[name].device == device and lies_as(state[name], strides)
-        ):
-            new[name] = copy_with(state[name].to(device), strides)
+        if not lies_like(state[name], member.param):
+            raise RuntimeError(
+                f"state {name!r} is not divided among processes as its param is; set it with load_state_dict, or with "
+                "torch.distributed.checkpoint"
+            )
+        own = local(state[name])
+        if own.shape == param.shape and not (own.device == device and lies_as(own, strides)):
+            new[name] = with_local(member.param, copy_with(own.to(device), strides))
     return new
 
 
 def _roles(member: Member, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    grad = member.param.grad
-    assert grad is not None
-    return {"param": member.param, "grad": grad, **{name: state[name] for name in member.special.states}}
+    if member.is_absent:
+        return dict.fromkeys(member.special.roles, local(member.param).new_empty(0))
+    return _parts({"param": member.param, "grad": member.param.grad, **{n: state[n] for n in member.special.states}})
+
+
+def _parts(roles: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What this process has of each; a gradient that is divided otherwise than its parameter is divided anew."""
+    return {
+        role: local(distributed_like(whole, roles["param"]) if role == "grad" else whole)
+        for role, whole in roles.items()
+    }
 
 
 def _slots(members: Sequence[Member], params: list[Tensor], states: States) -> list[Slot]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.launch_table import Int64s
+from fusedadam.shards import is_dtensor, local
 
 SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
@@ -52,9 +53,20 @@ class Snapshot:
         self.slots = list(slots)
         self.params, self.owners = list(map(id, params)), list(map(id, states))
         tensors = list(find(self.slots, params, states))
-        self.addresses: Int64s = np.array([0 if t is None else t.data_ptr() for t in tensors], dtype=np.int64)
+        self.addresses: Int64s = np.array([0 if t is None else local(t).data_ptr() for t in tensors], dtype=np.int64)
+        self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each is divided among processes
         self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
         self.compare(params, states)
+
+    def divided_as_before(self, params: list[Tensor], states: dict[Any, Any]) -> bool:
+        """Whether other descriptions of how tensors are divided say the same."""
+        for k, tensor in enumerate(find(self.slots, params, states)):
+            known = self.specs[k]
+            if known is not None and tensor._spec is not known:
+                if tensor._spec.placements != known.placements or tensor._spec.mesh != known.mesh:
+                    return False
+                self.specs[k] = tensor._spec
+        return True
 
 
 def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) -> Iterator[Any]:
@@ -81,13 +93,14 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
                 continue
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
                 return CHANGED
-            layout = (tensor.dtype, tensor.size(), tensor.stride(), tensor.device, tensor.is_neg())
+            here = local(tensor)
+            layout = (type(tensor), here.dtype, here.size(), here.stride(), here.device, here.is_neg())
             if layout != seen[k]:
                 seen[k], answer = layout, CHANGED
-            if tensor.data_ptr() != snapshot.addresses[k]:
-                snapshot.addresses[k] = tensor.data_ptr()
+            if here.data_ptr() != snapshot.addresses[k]:
+                snapshot.addresses[k] = here.data_ptr()
                 answer = max(answer, CHANGED if what == "step" else MOVED)
-        return answer
+        return answer if answer == CHANGED or snapshot.divided_as_before(params, states) else CHANGED
 
     return look
 
@@ -114,19 +127,24 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     grad = "grad"
 
     def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
-        rows = [
-            (s.param, s.code, id(s.what), s.state, id(type(t))) for s, t in zip(snapshot.slots, tensors, strict=True)
-        ]
-        slots = np.array(rows, dtype=np.int64).reshape(-1, 5)
+        if not _can_be_read(tensors):
+            return _plain_look(snapshot, tensors)
+        rows = []
+        for slot, tensor, spec in zip(snapshot.slots, tensors, snapshot.specs, strict=True):
+            inner = (0, 0) if spec is None else (id(type(tensor._local_tensor)), id(spec))
+            rows.append((slot.param, slot.code, id(slot.what), slot.state, id(type(tensor)), *inner))
+        slots = np.array(rows, dtype=np.int64).reshape(-1, 7)
         params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
         layouts = np.full((len(slots), 2 + 2 * DIMENSIONS), -1, dtype=np.int64)
         described = np.zeros(6, dtype=np.int64)  # one DLTensor
-        arrays = (params, owners, slots, snapshot.addresses, layouts, described)
+        otherwise = np.zeros(1, dtype=np.int64)  # whether something comes with another description of its division
+        arrays = (params, owners, slots, snapshot.addresses, layouts, described, otherwise)
         params_at, owners_at, slots_at, *others_at = (array.ctypes.data for array in arrays)
-        addresses_at, layouts_at, described_at = others_at
+        addresses_at, layouts_at, described_at, otherwise_at = others_at
         tables = [params_at, len(params), owners_at, len(owners), slots_at, len(slots)]
-        tables += [addresses_at, layouts_at, DIMENSIONS, described_at]
-        words = np.array([*functions, 0, 0, 0, id(None), id(grad), *tables], dtype=np.int64)
+        tables += [addresses_at, layouts_at, DIMENSIONS, described_at, otherwise_at]
+        divided = _dtensor_words() if any(spec is not None for spec in snapshot.specs) else (0, 0)
+        words = np.array([*functions, 0, 0, 0, id(None), id(grad), *divided, *tables], dtype=np.int64)
         lists = slice(len(functions), len(functions) + 3)
 
         def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> int:
@@ -134,12 +152,38 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
             if len(now) != len(params) or len(now_owners) != len(owners):
                 return CHANGED
             words[lists] = id(now), id(now_owners), id(values)
+            otherwise[0] = 0
             answer: int = run(words)
+            if otherwise[0] and answer != CHANGED and not snapshot.divided_as_before(now, states):
+                return CHANGED
             return answer
 
         return look
 
     return make
+
+
+@functools.cache
+def _dtensor_words() -> tuple[int, int]:
+    """Which words of a DTensor are its local tensor and the description of how it is divided."""
+    from torch.distributed.tensor import DTensor
+
+    return _word_of(DTensor.__dict__["_local_tensor"]), _word_of(DTensor.__dict__["_spec"])
+
+
+def _can_be_read(tensors: Sequence[Any]) -> bool:
+    """Whether divided tensors keep a plain local tensor where their class says; it may be one still under way."""
+    for tensor in filter(is_dtensor, tensors):
+        words = [ctypes.c_void_p.from_address(id(tensor) + 8 * word).value for word in _dtensor_words()]
+        if type(tensor._local_tensor) is not Tensor or words != [id(tensor._local_tensor), id(tensor._spec)]:
+            return False
+    return True
+
+
+def _word_of(slot: Any) -> int:
+    """Where the objects of a class with ``__slots__`` keep one: what CPython itself goes by."""
+    member = ctypes.c_void_p.from_address(id(slot) + 40).value or 0  # after the head, class, name and qualified name
+    return (ctypes.c_ssize_t.from_address(member + 16).value) // 8  # after name and kind
 
 
 def _address(name: str) -> int:

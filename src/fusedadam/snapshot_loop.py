@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 SAME, MOVED, CHANGED = 0, 1, 2
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
+WORDS = 7  # of a slot
 TYPE = 1  # the word of any Python object that says what it is
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -62,7 +63,7 @@ call1, call2, call2_int = caller("pointer", 1), caller("pointer", 2), caller("in
 @numba.njit(error_model="numpy")
 def compare(clear_error, describe, found, kind, tensor, layout, dimensions, address):
     """Compares one tensor with what it was: ``layout`` has its device, dtype, shape and strides, and is kept up."""
-    if at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
+    if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
     if call2_int(describe, found, tensor) != 0:
         call1(clear_error, 0)
@@ -81,9 +82,9 @@ def compare(clear_error, describe, found, kind, tensor, layout, dimensions, addr
 @numba.njit("int64(int64[::1])", error_model="numpy", cache=globals().get("cached", False))  # set by the loader
 def look(a):
     list_item, attribute, dict_item, release, clear_error, describe = a[0], a[1], a[2], a[3], a[4], a[5]
-    params, owners, values, none, grad = a[6], a[7], a[8], a[9], a[10]
-    known_params, n_params, known_owners, n_owners = a[11], a[12], a[13], a[14]
-    slots, n_slots, addresses, layouts, dimensions, tensor = a[15], a[16], a[17], a[18], a[19], a[20]
+    params, owners, values, none, grad, part_at, spec_at = a[6], a[7], a[8], a[9], a[10], a[11], a[12]
+    known_params, n_params, known_owners, n_owners = a[13], a[14], a[15], a[16]
+    slots, n_slots, addresses, layouts, dimensions, tensor, otherwise = a[17], a[18], a[19], a[20], a[21], a[22], a[23]
     for k in range(n_params):
         if call2(list_item, params, k) != at(known_params, k):
             return CHANGED
@@ -92,8 +93,9 @@ def look(a):
             return CHANGED
     answer = SAME
     for k in range(n_slots):
-        param, what, key, state, kind = (
-            at(slots, 5 * k), at(slots, 5 * k + 1), at(slots, 5 * k + 2), at(slots, 5 * k + 3), at(slots, 5 * k + 4)
+        slot = slots + 8 * WORDS * k
+        param, what, key, state, kind, part_kind = (
+            at(slot, 0), at(slot, 1), at(slot, 2), at(slot, 3), at(slot, 4), at(slot, 5)
         )  # fmt: skip
         if what in (STATE, STEP):
             found = call2(dict_item, call2(list_item, values, state), key)
@@ -108,7 +110,14 @@ def look(a):
             own = SAME if found == none else CHANGED
         else:
             layout = layouts + 8 * k * (2 + 2 * dimensions)
-            own = compare(clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k)
+            if part_kind == 0:
+                own = compare(clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k)
+            elif at(found, TYPE) != kind:
+                own = CHANGED
+            else:  # divided among processes
+                here = at(found, part_at)
+                own = compare(clear_error, describe, here, part_kind, tensor, layout, dimensions, addresses + 8 * k)
+                differs(otherwise, 0, at(otherwise, 0) | differs(slot, 6, at(found, spec_at)))
         if what in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own
             call1(release, found)
         if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts

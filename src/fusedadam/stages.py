@@ -79,6 +79,10 @@ class Split:
     def by_rows(self) -> bool:
         return bool(self.row_slots)
 
+    @property
+    def has_sums(self) -> bool:
+        return any(stage.sums for stage in self.stages)
+
 
 @dataclass
 class _Known:

@@ -54,7 +54,7 @@ def fitting(
     if anew:
         warnings.warn(
             f"the state dict has no {', '.join(sorted(anew))}, which {whose} keeps: it begins at the next step as a "
-            "copy of the parameters",
+            "copy of the parameters; if the file was to bring it along, load another",
             stacklevel=8,  # where load_state_dict is called
         )
     without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]

@@ -24,6 +24,7 @@ from tests.support import (
     F32,
     F64,
     PLACES,
+    QUICK_PLACES,
     SUMMING,
     Case,
     apply,
@@ -71,7 +72,7 @@ def test_every_flag_of_adamp_in_many_dtypes(case, dtypes):
         assert_same_bits(first, other)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("case", SUMMING, ids=lambda c: c.id)
 def test_float32_is_close_to_float64(case, place):
     roles = draw(case, SHAPES, [F32], seed=2)

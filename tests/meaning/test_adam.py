@@ -10,7 +10,7 @@ import torch
 import fusedadam
 from fusedadam.functional import adamw_
 from tests.meaning.by_hand import AdamByHand
-from tests.support import BF16, F32, F64, PLACES, ulp
+from tests.support import BF16, F32, F64, QUICK_PLACES, ulp
 
 FLAGS = list(itertools.product((False, True), repeat=2))
 PAIRS = [(fusedadam.AdamW, torch.optim.AdamW), (fusedadam.Adam, torch.optim.Adam)]
@@ -35,7 +35,7 @@ def parameters(dtype=F64, device="cpu"):
     return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype).to(device)) for s in SHAPES]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("amsgrad", "maximize"), FLAGS)
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_equals_torch_in_float64(ours, theirs, amsgrad, maximize, place):
@@ -50,7 +50,7 @@ def test_equals_torch_in_float64(ours, theirs, amsgrad, maximize, place):
             torch.testing.assert_close(mine.state[p][name], value, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_is_as_close_to_float64_as_torch_is_in_float32(ours, theirs, place):
     device, backend = place

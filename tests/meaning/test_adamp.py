@@ -19,26 +19,14 @@ from torch.nn.functional import normalize
 import fusedadam
 from tests.meaning.by_hand import AdamPByHand, largest_cosine
 from tests.meaning.judge import judge
-from tests.support import BF16, F16, F32, F64, PLACES, pairwise
+from tests.meaning.made_to_measure import KINDS, gradient, values
+from tests.support import BF16, F16, F32, F64, QUICK_PLACES, pairwise
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "delta": 0.1, "wd_ratio": 0.2}
 FLAGS = ("weight_decay", "nesterov", "maximize")
 EVERY_FLAG = pairwise((0.0, 0.3), (False, True), (False, True))
 STEPS = 56
 # Triton's interpreter would take minutes for so many steps; tests/lowering shows that it gives the bits of the others
-QUICK = [place for place in PLACES if place.values[0] != ("cpu", "triton")]
-
-# where the largest cosine lies, as a part of the threshold of the view, and what is done for it
-KINDS = {
-    "channels well below": ("channel", 0.3, "channel"),
-    "channels just below": ("channel", 0.999, "channel"),
-    "channels just above": ("channel", 1.001, "none"),
-    "one channel just above": ("one channel", 1.001, "layer"),
-    "layer well below": ("layer", 0.3, "layer"),
-    "layer just below": ("layer", 0.999, "layer"),
-    "layer just above": ("layer", 1.001, "none"),
-    "all well above": ("channel", 5.0, "none"),
-}
 
 
 def as_it_is(t):
@@ -72,28 +60,6 @@ PARAMS = {  # shape, how the parameter lies in memory, how its gradient does
     "vector": ((13,), as_it_is, as_it_is),
     "scalar": ((), as_it_is, as_it_is),
 }
-
-
-def gradient(p, kind, step, generator, delta=0.1):
-    """A gradient whose rows have the cosines with p's that ``kind`` names; of both signs and several sizes."""
-    noise = torch.randn(p.shape, generator=generator, dtype=F64)
-    if p.dim() < 2 or not p.numel():
-        return noise
-    view, factor, _ = KINDS[kind]
-    rows = p.reshape(1 if view == "layer" else p.shape[0], -1).double()
-    cosine = torch.full((len(rows), 1), factor, dtype=F64)
-    if view == "one channel":  # the others cancel each other out
-        cosine[:-1] = 0.3 * (-1.0) ** torch.arange(len(rows) - 1)[:, None]
-    cosine = (cosine * delta / math.sqrt(rows.shape[1])).clamp(-0.9, 0.9) * (-1) ** step
-    along, noise = normalize(rows, dim=1), noise.reshape(rows.shape)
-    across = normalize(noise - along * (noise * along).sum(1, keepdim=True), dim=1)
-    length = (1 + step % 3) * (1 + torch.rand(cosine.shape, generator=generator, dtype=F64))
-    return (length * (cosine * along + (1 - cosine**2).sqrt() * across)).reshape(p.shape)
-
-
-def values(shapes, seed=0):
-    generator = torch.Generator().manual_seed(1000 + seed)  # never a gradient's: those would be parallel
-    return [torch.randn(s, generator=generator, dtype=F64) for s in shapes]
 
 
 @functools.cache
@@ -189,13 +155,13 @@ def test_the_version_by_hand_is_the_packages(flags):
         assert set(made) == possible(shape)
 
 
-@pytest.mark.parametrize("place", QUICK)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", EVERY_FLAG, ids=str)
 def test_equals_the_package_in_float64(flags, place):
     assert_close(train_ours(F64, flags, place), train_theirs(F64, flags), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("place", QUICK)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_is_as_close_to_float64_as_the_package_is_in_float32(place):
     flags = EVERY_FLAG[2]
     exact = [run.p for run in run_by_hand(F32, flags)[2]]
@@ -234,7 +200,7 @@ def step_and_judge(place, params, kinds, state_dtype=None, slack=4, **options):
 LOW = [(BF16, None), (F16, None), (BF16, F32), (F16, F32), (F32, BF16)]
 
 
-@pytest.mark.parametrize("place", QUICK)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("dtype", "state_dtype"), LOW, ids=str)
 def test_low_precision_decides_by_float32_sums_of_the_stored_values(dtype, state_dtype, place):
     params = [torch.nn.Parameter(v.to(place[0], dtype)) for v in values([(6, 20), (4, 3, 3, 3), (33,)])]
@@ -242,7 +208,7 @@ def test_low_precision_decides_by_float32_sums_of_the_stored_values(dtype, state
     assert seen == {"channel", "layer", "none"}
 
 
-@pytest.mark.parametrize("place", QUICK)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("shape", [(2, 8200), (1, 20011), (2, 3, 4000), (3001, 2)], ids=str)
 def test_wide_rows_and_many_rows(shape, place):
     params = [torch.nn.Parameter(v.to(place[0], F32)) for v in values([shape])]
@@ -293,7 +259,7 @@ DEGENERATE = [zero_row, zero_parameter, zero_gradient_row, zero_gradient, parame
 DEGENERATE += [short_gradient_just_above, short_gradient_just_below, both_below_eps]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("kind", ["channels well below", "layer well below", "all well above"])
 def test_lengths_of_zero_and_below_eps(kind, place):
     """The cosine clamps the length of the gradient and of the parameter at eps each by itself."""
@@ -319,13 +285,13 @@ def test_lengths_of_zero_and_below_eps(kind, place):
             torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_empty_parameters_are_stepped_and_not_projected(place):
     shapes = [(0,), (6, 20), (0, 5), (5, 0), (2, 0, 3)]
     step_and_judge(place, [torch.nn.Parameter(v.to(place[0])) for v in values(shapes)], KINDS)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_each_group_has_its_own_options(place):
     own = [{"delta": 0.05}, {"wd_ratio": 0.9}, {"eps": 1e-3}, {"nesterov": True}, {"lr": 3e-3, "weight_decay": 0.0}]
     params = [torch.nn.Parameter(v.to(place[0])) for v in values([(6, 20)] * len(own))]
@@ -346,7 +312,7 @@ def test_each_group_has_its_own_options(place):
         torch.testing.assert_close(p.detach().cpu(), by_hand.p, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_not_projected(bad, place):
     """NaN is below no threshold; only where the gradient is not finite does the parameter become NaN."""
@@ -364,7 +330,7 @@ def test_a_gradient_that_is_not_finite_is_not_projected(bad, place):
 shapes = st.lists(st.integers(1, 6), min_size=2, max_size=4)
 
 
-@pytest.mark.parametrize("place", QUICK)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_shape_in_any_order_of_memory(place, data):

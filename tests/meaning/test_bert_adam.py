@@ -15,7 +15,7 @@ import fusedadam
 from fusedadam import schedules
 from tests.meaning.by_hand import BertAdamByHand, EmaAdamByHand, norm_by_hand, schedule_by_hand
 from tests.meaning.judge import judge
-from tests.support import BF16, F16, F32, F64, PLACES
+from tests.support import BF16, F16, F32, F64, QUICK_PLACES
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),  # neither schedules past their end nor clipping of nothing warn
@@ -106,7 +106,7 @@ def test_the_schedules_by_hand_and_ours_have_known_values(name, factors):
         assert schedules.SCHEDULES[name](x, 0.5) == pytest.approx(factor, abs=1e-15)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("warmup", [-1, 0.0, 0.25])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_over_its_whole_length_and_past_it(schedule, warmup, place):
@@ -115,7 +115,7 @@ def test_every_schedule_over_its_whole_length_and_past_it(schedule, warmup, plac
         both.step()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("dtypes", [(F64,), (F32, BF16, F16), (F64, F64, F32)], ids=str)
 @pytest.mark.parametrize("clip", ["parameter", "group", "all"])
 def test_clips_by_the_norm_of(clip, dtypes, place):
@@ -132,7 +132,7 @@ def test_does_not_clip(max_grad_norm, clip):
         both.step()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(
     ("dtype", "state_dtype"), [(F32, None), (BF16, None), (F16, None), (BF16, F32), (F32, BF16)], ids=str
 )
@@ -144,7 +144,7 @@ def test_stores_what_the_formula_gives_rounded_once(dtype, state_dtype, place):
         assert {both.optimizer.state[p][name].dtype for name in ("exp_avg", "exp_avg_sq")} == {state_dtype or dtype}
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_each_group_has_its_own_options(place):
     groups = (
         {"schedule": "warmup_cosine", "warmup": 0.5, "t_total": 6, "b1": 0.5},
@@ -174,7 +174,7 @@ def test_a_learning_rate_of_zero_still_moves_the_moments():
     assert optimizer.get_lr() == pytest.approx([1e-3 * 0.1 / 0.5])
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_resumes_in_the_middle_of_its_warm_up_bit_for_bit(place):
     whole = Both(place, (F32, BF16), warmup=0.5, t_total=20, clip="group")
     for _ in range(5):

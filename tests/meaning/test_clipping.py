@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_ as torchs_clip_grad_norm_
 
 import fusedadam
 from tests.meaning.by_hand import clipped, norm_by_hand
-from tests.support import BF16, F16, F32, F64, PLACES, ulp
+from tests.support import BF16, F16, F32, F64, QUICK_PLACES, ulp
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),  # clipping nothing, or what is not finite, is no reason to warn
@@ -58,7 +58,7 @@ def tolerance(*dtypes):
 
 
 @EVERY
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("dtypes", DTYPES[:3], ids=str)
 def test_a_clipped_step_is_a_clip_and_a_step(cls, options, dtypes, place):
     """Above the norm, below it and around it; some parameters without gradients now and then."""
@@ -87,7 +87,7 @@ def test_a_clipped_step_is_a_clip_and_a_step(cls, options, dtypes, place):
             torch.testing.assert_close(fused.state[p][name], value, **near)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("cls", [cls for cls, _ in OPTIMIZERS])
 def test_low_precision_is_summed_and_scaled_in_float32(cls, place):
     """The scaled gradient is nowhere rounded: a first step of Adam stores (1 - beta1) times it, to half an ulp."""
@@ -123,7 +123,7 @@ def test_a_group_without_a_norm_neither_counts_nor_is_clipped(cls, options):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_gradients_that_are_not_finite_do_what_they_do_with_torch(bad, place):
     """An infinite norm makes finite gradients 0 and infinite ones NaN; a norm of NaN makes everything NaN."""

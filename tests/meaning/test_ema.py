@@ -10,7 +10,7 @@ import torch
 import fusedadam
 from fusedadam.functional import ema_adam_
 from tests.meaning.by_hand import EmaAdamByHand
-from tests.support import BF16, F16, F32, F64, PLACES, ulp
+from tests.support import BF16, F16, F32, F64, QUICK_PLACES, ulp
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, "ema_decay": 0.95}
 
@@ -20,7 +20,7 @@ def gradients(steps, n, dtype=F64):
     return [torch.randn(n, generator=generator, dtype=F64).to(dtype) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("decoupled", "bias_correction", "warmup"), list(itertools.product((True, False), repeat=3)))
 def test_the_optimizer_equals_the_formula_in_float64(place, decoupled, bias_correction, warmup):
     device, backend = place
@@ -46,7 +46,7 @@ def test_the_optimizer_equals_the_formula_in_float64(place, decoupled, bias_corr
         torch.testing.assert_close(mine.detach().cpu(), expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("mode", "bias_correction"), list(itertools.product((0, 1), (True, False))))
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_the_operator_equals_the_formula(place, mode, bias_correction, dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import threading
@@ -50,6 +51,14 @@ class Installation:
         return f'<"npu" means {self.kind} here>'
 
 
+@functools.cache
+def _leave_it_to_the_real_one() -> None:
+    warnings.warn(
+        "torch_npu is installed, so fusedadam.ascend.install() leaves everything to it; the call can stay, or go",
+        stacklevel=3,  # where install() is called
+    )
+
+
 def install(device: str | None = None) -> Installation:
     """From now on ``import torch_npu``, ``.npu()``, ``device="npu"`` and ``torch.npu`` work, and mean the best device
     that is there: a GPU, else the CPU.
@@ -66,7 +75,7 @@ def install(device: str | None = None) -> Installation:
     """
     with _lock:
         if real_torch_npu():
-            warnings.warn("torch_npu is installed, so fusedadam.ascend.install() leaves everything to it", stacklevel=2)
+            _leave_it_to_the_real_one()
             return Installation("npu", began=False)
         if devices.installed():
             if device is not None and device != devices.kind():

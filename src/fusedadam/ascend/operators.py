@@ -69,6 +69,7 @@ def npu_apply_fused_ema_adamw(
         grad, var, m, v, s: gradient, parameter, moments and the average of the parameter, of one dtype: float32,
             float16 or bfloat16
         step: which step this is, the first being 1: an int64 tensor of one element, or an int
+        lr, ema_decay, beta1, beta2, eps, bias_correction, weight_decay: as for :func:`ema_adam_`
         mode: 1 for AdamW, 0 for weight decay that is added to the gradient
 
     Example:

@@ -30,38 +30,48 @@ def choose(device: torch.device, wanted: str | None) -> Backend:
     if wanted is not None:
         check(wanted, device)
         return _load(wanted)
-    name = "numba" if device.type == "cpu" else "triton" if device.type in TRITON_DEVICES else "eager"
-    lacking = _lacking(name)
+    name, lacking = best(device)
     if lacking is not None:
         _warn(f"{lacking}, so optimizers on {device.type} run eagerly, many times slower")
-        name = "eager"
     return _load(name)
+
+
+def best(device: torch.device) -> tuple[str, str | None]:
+    """Which backend serves a device unless another is asked for, and what a faster one lacks, if it does."""
+    name = "numba" if device.type == "cpu" else "triton" if device.type in TRITON_DEVICES else "eager"
+    lacking = why_not(name, device)
+    return (name, None) if lacking is None else ("eager", lacking)
 
 
 def check(wanted: str, device: torch.device | None = None) -> None:
     """Whether an explicit ``backend=`` can be had, on this machine and for this device."""
     if wanted not in NAMES:
         raise ValueError(f"backend={wanted!r} is unknown; use one of {', '.join(NAMES)}, or None to choose by device")
-    lacking = _lacking(wanted)
-    if lacking is not None:
-        raise RuntimeError(f"backend={wanted!r} cannot be had: {lacking}")
-    if device is None or wanted == "eager":
+    reason = why_not(wanted, device)
+    if reason is None:
         return
-    if wanted == "numba" and device.type != "cpu":
-        raise RuntimeError(
-            f"backend='numba' runs on the CPU, but a parameter is on {device}; use 'triton', 'eager' or None"
-        )
-    if wanted == "triton":
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        if device.type == "cpu" and not interpreted:
-            raise RuntimeError(
-                "backend='triton' needs a GPU, but a parameter is on the CPU; use 'numba', 'eager' or None "
-                "(TRITON_INTERPRET=1, set before torch.optim is used, runs Triton on the CPU, slowly, for tests)"
-            )
-        if device.type != "cpu" and interpreted:
-            raise RuntimeError(
-                f"TRITON_INTERPRET=1 is set, and the interpreter cannot reach memory on {device}; unset it"
-            )
+    if device is None:
+        raise RuntimeError(f"backend={wanted!r} cannot be had: {reason}")
+    others = ", ".join(repr(name) for name in NAMES if why_not(name, device) is None)
+    raise RuntimeError(f"backend={wanted!r} cannot serve a parameter on {device}: {reason}; use {others} or None")
+
+
+def why_not(name: str, device: torch.device | None = None) -> str | None:
+    """Why a backend cannot run on this machine, or not serve this device, and what to do; None if it can."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _installed(name):
+        return f"{name} is not installed (pip install {name})"
+    if name == "triton" and not interpreted and not _has_compiler():
+        return "no C compiler was found, which Triton needs to launch kernels (install gcc or clang, or set CC)"
+    if device is None or name == "eager":
+        return None
+    if name == "numba":
+        return None if device.type == "cpu" else "it runs on the CPU alone"
+    if device.type == "cpu" and not interpreted:
+        return "it needs a GPU (TRITON_INTERPRET=1, set before torch.optim is used, runs it on the CPU, slowly)"
+    if device.type != "cpu" and interpreted:
+        return f"TRITON_INTERPRET=1 is set, and Triton's interpreter cannot reach memory on {device}; unset it"
+    return None
 
 
 @functools.cache
@@ -73,15 +83,6 @@ def _load(name: str) -> Backend:
 @functools.cache
 def _installed(name: str) -> bool:
     return name == "eager" or importlib.util.find_spec(name) is not None
-
-
-def _lacking(name: str) -> str | None:
-    """Why a backend cannot run on this machine, and what to do about it."""
-    if not _installed(name):
-        return f"{name} is not installed (pip install {name})"
-    if name == "triton" and os.environ.get("TRITON_INTERPRET") != "1" and not _has_compiler():
-        return "no C compiler was found, which Triton needs to launch kernels (install gcc or clang, or set CC)"
-    return None
 
 
 @functools.cache

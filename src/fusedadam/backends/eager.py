@@ -53,7 +53,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         values = {r: roles[r][row, column].to(compute, copy=True) for r in stage.reads}
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
-        by_row = [_part(table, k, r)[row, None].to(table.device) for r in stage.rows]
+        by_row = [_here(table, k, r)[row, None].to(table.device) for r in stage.rows]
         results = update(*values.values(), *by_row, *scalars)
         for role, value in zip(stage.writes, results, strict=False):
             store(roles[role][row, column], value)
@@ -79,7 +79,7 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
 
     def run(_: Sequence[Roles]) -> None:
         for k in range(len(table.sizes)):
-            if table.rows[k] == 0:
+            if table.all_rows[k] == 0:
                 continue
             # copies: what is written may be kept where something was read
             values = [_part(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
@@ -87,7 +87,7 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
             for name, value in zip(stage.writes, results, strict=False):
                 _part(table, k, name).copy_(value)
             for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
-                own = sums.segment_sums(term.expand(1, int(table.rows[k])), sums.SEGMENT["row"], one.largest)
+                own = sums.segment_sums(term.expand(1, int(table.all_rows[k])), sums.SEGMENT["row"], one.largest)
                 _segments(table, k, one).copy_(own[0])
 
     return run
@@ -154,14 +154,20 @@ def _column(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
 
 def _part(table: LaunchTable, k: int, name: str) -> Tensor:
     """The k-th tensor's part of a value by row."""
-    begin = int(table.rows[:k].sum())
-    return table.row_values[table.special.row_slots[name]][begin : begin + int(table.rows[k])]
+    begin = int(table.all_rows[:k].sum())
+    return table.row_values[table.special.row_slots[name]][begin : begin + int(table.all_rows[k])]
+
+
+def _here(table: LaunchTable, k: int, name: str) -> Tensor:
+    """Those of the rows that this process has a part of."""
+    first = int(table.firsts[k])
+    return _part(table, k, name)[first : first + int(table.rows[k])]
 
 
 def _segments(table: LaunchTable, k: int, one: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
     if table.is_whole(one):
-        return _part(table, k, one.name)[:, None]
+        return _here(table, k, one.name)[:, None]
     counts = table.segments[one.of]
     begin, count = int(counts[:k].sum()), int(counts[k])
     own = table.partials[one.name][begin : begin + count]
@@ -172,7 +178,7 @@ def _combine(table: LaunchTable, one: Sum) -> None:
     for k in range(len(table.sizes)):
         own = _segments(table, k, one) if table.segments[one.of][k] else torch.zeros(1, 0)
         if one.over == "row":
-            _part(table, k, one.name).copy_(sums.combine(own, one.largest))
+            _here(table, k, one.name).copy_(sums.combine(own, one.largest))
         else:
             table.value(one.name)[k] = sums.combine(own.flatten(), one.largest)
 

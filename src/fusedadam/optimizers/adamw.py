@@ -69,7 +69,7 @@ class AdamW(FusedOptimizer):
             ``optimizer.grad_norm`` is what the norm was. A group with None is neither counted nor clipped; infinity
             only takes the norm
         maximize: go up the gradient instead of down
-        foreach, fused: accepted and kept; they choose nothing, every step is fused
+        foreach, fused: accepted and kept, as torch's, but nothing is chosen by it: every step is fused
         capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one
             before the capture); ``lr`` may then be a tensor there, and change between replays
         differentiable: not supported
@@ -108,7 +108,12 @@ class Adam(AdamW):
     .. math::
         g_t \leftarrow g_t + \lambda p_{t-1}
 
-    before the moments, and the parameter itself does not decay. All arguments are those of :class:`AdamW`.
+    before the moments, and the parameter itself does not decay.
+
+    Args:
+        params, lr, betas, eps, amsgrad, max_grad_norm, maximize: as for :class:`AdamW`
+        weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
+        foreach, fused, capturable, differentiable, state_dtype, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam import checks
+from fusedadam import checks, distributed
 from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params, State
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
@@ -113,6 +113,7 @@ class EmaAdamW(FusedOptimizer):
         Stepping inside is refused: the trained weights come back at the end, and the step would be lost.
         """
         averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
+        sharded = distributed.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
         outer, self._no_steps = (
             self._no_steps,
@@ -122,22 +123,26 @@ class EmaAdamW(FusedOptimizer):
             with torch.no_grad():
                 for param, ema in averaged:
                     param.copy_(ema)
+            distributed.gather_anew(sharded)
             yield
         finally:
             self._no_steps = outer
             with torch.no_grad():
                 for (param, _), before in zip(averaged, trained, strict=True):
                     param.copy_(before)
+            distributed.gather_anew(sharded)
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference."""
+        state = (
+            model.state_dict()
+        )  # filled in place: it carries the modules' versions; under FSDP it ends the unsharding
         copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
         averages: dict[str, Tensor] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
             ema = self.state[param].get("ema_params") if param in self.state else None
             if ema is not None:
                 averages[name] = copies.setdefault(param, ema.to(param.dtype, copy=True))
-        state = model.state_dict()  # filled in place: it carries the modules' versions
         for name, value in state.items():
             copy = value.detach().clone() if isinstance(value, Tensor) else value
             state[name] = averages.get(name, copy)

@@ -61,7 +61,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     if stage.in_segments:  # as the kernel itself has it
         steps = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
     tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, steps))
-    worth_sharing = int((table.sizes if stage.space == "element" else table.rows).sum()) >= SHARE_FROM
+    worth_sharing = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= SHARE_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}

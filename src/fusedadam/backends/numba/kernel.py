@@ -61,11 +61,14 @@ def _body(stage: Stage, at: Mapping[str, int], scaled: bool) -> list[str]:
             f"        {_results(stage)} = update({', '.join(stage.reads)})",
             *(f"        _store_{name}(_table, {at[name]} * _tensors + _t, _new_{name})" for name in stage.writes),
         ]
-    addresses = [*stage.arrays, *stage.rows, *(f"_part_{one.name}" for one in stage.sums)]
+    addresses = {name: name for name in (*stage.arrays, *(f"_part_{one.name}" for one in stage.sums))}
+    addresses |= {name: f"_here_{name}" for name in stage.rows}
     width, pieces, segments = (
-        ("_width", "_pieces", "_segments") if stage.space == "element" else ("_rows", "_row_segments", "_row_segments")
+        ("_width", "_pieces", "_segments")
+        if stage.space == "element"
+        else ("_all_rows", "_row_segments", "_row_segments")
     )
-    sizes = {"_size": "_size" if stage.space == "element" else "_rows"}
+    sizes = {"_size": "_size" if stage.space == "element" else "_all_rows"}
     if stage.in_segments:
         sizes = {"_width": width, "_pieces": pieces, "_segments": segments}
     return [
@@ -80,7 +83,7 @@ def _body(stage: Stage, at: Mapping[str, int], scaled: bool) -> list[str]:
         "                return",
         "        _t, _first = word(_chunk_tensor, _next), word(_chunk_first, _next)",
         "        _next += 1",
-        *(f"        _at_{name} = word{entry(name)}" for name in addresses),
+        *(f"        _at_{name} = word{entry(place)}" for name, place in addresses.items()),
         *(f"        {name} = scalar{entry(name)}" for name in stage.scalars),
         *(f"        {name} = word{entry(row)}" for name, row in sizes.items()),
         *indented(8, _in_segments(stage, scaled) if stage.in_segments else _straight(stage, scaled)),

@@ -37,7 +37,7 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
             f"        _from, _count = {entry(part)}, {entry('_pieces' if by_row else segments)}",
             f"        for _r in range({entry('_rows') if by_row else 1}):",
             *indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
-            f"            store_{storage[one.name]}({entry(one.name)}, _r, _sum)"
+            f"            store_{storage[one.name]}({entry('_here_' + one.name)}, _r, _sum)"
             if by_row
             else f"            store_f64(_table, {at[one.name]} * _tensors + _t, _sum)",
         ]

@@ -142,7 +142,8 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
     for kind in dict.fromkeys((one.over, one.largest) for one in unfinished):
         own = [one for one in unfinished if (one.over, one.largest) == kind]
         over, largest = kind
-        rows = [(table.at[f"_part_{one.name}"], table.at[one.name]) for one in own]
+        result = "_here_" if over == "row" else ""
+        rows = [(table.at[f"_part_{one.name}"], table.at[result + one.name]) for one in own]
         plan = sent(np.array(rows, dtype=np.int64), table.device)
         element = own[0].of == "element"
         dtype = tl.float32 if element and table.compute == "f32" else tl.float64

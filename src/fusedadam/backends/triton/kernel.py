@@ -89,7 +89,8 @@ class _Writer:
             f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
-            *(f"_at_{name} = {self.entry(name)}" for name in (*stage.arrays, *stage.rows, *self.parts)),
+            *(f"_at_{name} = {self.entry(name)}" for name in (*stage.arrays, *self.parts)),
+            *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.rows),
             *(f"{s} = {self.entry(s, 'numbers')}.to({TYPES[self.compute]})" for s in stage.scalars),
             f"_together = {' | '.join(f'_at_{r}' for r in stage.arrays)}",
             *(self.segments() if stage.in_segments else self.straight()),
@@ -98,7 +99,7 @@ class _Writer:
     def straight(self) -> list[str]:
         loop = "for _offset in range(0, CHUNK, BLOCK):"
         return [
-            f"_size = {self.entry('_size' if self.stage.space == 'element' else '_rows')}",
+            f"_size = {self.entry('_size' if self.stage.space == 'element' else '_all_rows')}",
             "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
             *indented(4, [*self.pointers(aligned=True), loop]),
             "        _i = tl.multiple_of(_first + _offset, BLOCK) + tl.arange(0, BLOCK)",
@@ -114,7 +115,7 @@ class _Writer:
         stage, size = self.stage, SEGMENT[self.stage.space]
         geometry = ("_width", "_pieces", "_segments")
         if stage.space == "row":  # the rows of a tensor are one row of rows
-            geometry = ("_rows", "_row_segments", "_row_segments")
+            geometry = ("_all_rows", "_row_segments", "_row_segments")
         return [
             f"_width = {self.entry(geometry[0])}",
             f"_pieces = {self.entry(geometry[1])}",

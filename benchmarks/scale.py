@@ -1,0 +1,217 @@
+"""What a step costs where a model is divided among many devices: `python benchmarks/scale.py` prints the tables of
+docs/scale.md.
+
+Nothing is measured, everything is counted: the optimizers make the very plans that they would run, in torch's fake
+process group, of which this is the only process. What travels depends on how many rows parameters have, not on how long
+they are, so plans are made with short rows; bytes of state follow from the true shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fusedadam
+from fusedadam.optimizer import FusedOptimizer
+
+COLUMNS = 8  # of the short rows that stand for the true ones
+TENSOR_PARALLEL = 8
+KINDS = ("column", "row", "none")
+HOP = 5e-6  # seconds for a few bytes from one device to another: assumed, not measured
+WORLDS = (8, 1000, 100_000)
+CHOICES: dict[str, tuple[type[FusedOptimizer], dict[str, Any]]] = {
+    "AdamW, Adam, EmaAdamW": (fusedadam.EmaAdamW, {}),
+    "these with `max_grad_norm=1`": (fusedadam.AdamW, {"max_grad_norm": 1.0}),
+    "BertAdam": (fusedadam.BertAdam, {}),
+    "AdamP": (fusedadam.AdamP, {}),
+    "AdamP, `max_grad_norm=1`": (fusedadam.AdamP, {"max_grad_norm": 1.0}),
+}
+
+
+class Weight(NamedTuple):
+    """``kind``: how tensor parallel divides it, by "column" (whole rows, Shard(0)), "row" (Shard(1)) or not at all."""
+
+    shape: tuple[int, ...]
+    kind: str
+
+
+def llama_8b() -> list[Weight]:
+    """The shapes of Llama 3 8B: 8.03 billion in 291 tensors."""
+    width, inner, heads, words = 4096, 14336, 1024, 128256
+    columns = [(width, width), (heads, width), (heads, width), (inner, width), (inner, width)]
+    layer = [Weight(shape, "column") for shape in columns]
+    layer += [Weight((width, width), "row"), Weight((width, inner), "row"), *(2 * [Weight((width,), "none")])]
+    ends = [Weight((words, width), "column"), Weight((words, width), "column"), Weight((width,), "none")]
+    return 32 * layer + ends
+
+
+class Layout(NamedTuple):
+    """A way to divide a model: the mesh of ``devices``, and the placements of each kind of weight."""
+
+    name: str
+    mesh: tuple[int, ...]
+    placements: dict[str, Sequence[Any]]
+
+
+def layouts(devices: int) -> list[Layout]:
+    whole, rows = Replicate(), Shard(0)
+    found = [Layout("FSDP2", (devices,), {kind: [rows] for kind in KINDS})]
+    if devices == TENSOR_PARALLEL:
+        return [*found, Layout("TP", (devices,), {"column": [rows], "row": [Shard(1)], "none": [whole]})]
+    mesh = (devices // TENSOR_PARALLEL, TENSOR_PARALLEL)
+    found += [Layout("HSDP", mesh, {kind: [whole, rows] for kind in KINDS})]
+    dealt = _StridedShard(0, split_factor=TENSOR_PARALLEL)  # as FSDP2 divides what tensor parallel has divided
+    return [
+        *found,
+        Layout("FSDP2 x TP", mesh, {"column": [dealt, rows], "row": [rows, Shard(1)], "none": [rows, whole]}),
+    ]
+
+
+@contextmanager
+def world(devices: int, rank: int = 0) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=devices)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def local_shape(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Size:
+    return _local_shape(shape, mesh, tuple(placements), dist.get_rank())
+
+
+@functools.cache  # torch takes its time for large meshes
+def _local_shape(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...], _rank: int) -> torch.Size:
+    return torch.Size(compute_local_shape_and_global_offset(shape, mesh, placements)[0])
+
+
+def divided(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]) -> torch.nn.Parameter:
+    here, like = torch.ones(local_shape(shape, mesh, placements)), torch.empty(shape, device="meta")
+    return torch.nn.Parameter(
+        DTensor.from_local(here, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    )
+
+
+class Cost(NamedTuple):
+    """Of a step, for each process."""
+
+    messages: list[int]  # bytes of each all-reduce
+    row_values: int  # bytes that are kept for values by row
+
+
+def cost(make: type[FusedOptimizer], options: dict[str, Any], params: Sequence[Tensor]) -> Cost:
+    optimizer = make(params, **options)
+    _init_optim_state(optimizer)  # torch's way to ask for states: a plan is made, and no step taken
+    plan = optimizer._plan
+    assert plan is not None
+    values = [buffer for launch in plan.launches for buffer in launch.table.row_values]
+    return Cost([one.bytes for one in plan.launches.reductions], sum(buffer.nbytes for buffer in values))
+
+
+def bytes_of_state(make: type[FusedOptimizer], dtype: torch.dtype, **options: Any) -> int:
+    """For each element."""
+    param = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+    optimizer = make([param], **options)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    return sum(state.element_size() for name, state in optimizer.state[param].items() if name != "step")
+
+
+def share(weights: Sequence[Weight], layout: Layout, mesh: DeviceMesh) -> int:
+    """Elements of the process that has most, which is the first."""
+    return sum(local_shape(w.shape, mesh, layout.placements[w.kind]).numel() for w in weights)
+
+
+def pieces(weights: Sequence[Weight], devices: int) -> int:
+    """Into which FSDP2 divides them all, without empty ones."""
+    return sum(math.ceil(w.shape[0] / math.ceil(w.shape[0] / devices)) for w in weights)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for cells in (headers, ["---"] * len(headers), *rows):
+        print("| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "|".join(cells) + "|")
+    print()
+
+
+def readable(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:g} B"
+
+
+def print_states() -> None:
+    f32, bf16 = torch.float32, torch.bfloat16
+    rows = []
+    for name, make, own in (
+        ("AdamW, Adam, AdamP, BertAdam", fusedadam.AdamW, {}),
+        ("AdamW, Adam with `amsgrad`", fusedadam.AdamW, {"amsgrad": True}),
+        ("EmaAdamW", fusedadam.EmaAdamW, {}),
+    ):
+        mixed = {"state_dtype": f32, **({"ema_dtype": f32} if make is fusedadam.EmaAdamW else {})}
+        counts = [bytes_of_state(make, dtype, **own) for dtype in (f32, bf16)]
+        counts += [bytes_of_state(make, bf16, **own, **mixed), bytes_of_state(make, f32, **own, state_dtype=bf16)]
+        rows.append([name, *map(str, counts)])
+    table(["bytes of state an element", "fp32", "bf16", "bf16, states fp32", "fp32, `state_dtype` bf16"], rows)
+
+
+def print_costs() -> None:
+    weights = llama_8b()
+    total = sum(math.prod(w.shape) for w in weights)
+    short = [w.shape[:1] + (COLUMNS,) * (len(w.shape) - 1) for w in weights]
+    per_element = bytes_of_state(fusedadam.AdamW, torch.float32)
+    shares, messages = [], {name: {} for name in CHOICES}
+    for devices in WORLDS:
+        with world(devices):
+            for layout in layouts(devices):
+                mesh = init_device_mesh("cpu", layout.mesh)
+                params = [divided(s, mesh, layout.placements[w.kind]) for s, w in zip(short, weights, strict=True)]
+                costs = {name: cost(*choice, params) for name, choice in CHOICES.items()}
+                for name, own in costs.items():
+                    known = messages[name].setdefault(layout.name.replace("HSDP", "FSDP2"), own.messages)
+                    assert own.messages == known, "what travels depends on the number of devices"
+                mine, dividing = share(weights, layout, mesh), TENSOR_PARALLEL if layout.name == "HSDP" else devices
+                cells = f"{mine:,}", f"{mine * dividing / total:.3g}", readable(per_element * mine)
+                where = f"{layout.name}, {' x '.join(f'{n:,}' for n in layout.mesh)}"
+                shares.append([where, *cells, readable(costs["AdamP"].row_values)])
+    print(f"{total:,} parameters in {len(weights)} tensors\n")
+    headers = [
+        "the first device has",
+        "elements",
+        "times an even share",
+        "AdamW's state, fp32",
+        "AdamP's values by row",
+    ]
+    table(headers, shares)
+    rows = [[name, *(_sizes(sizes) for sizes in own.values())] for name, own in messages.items()]
+    table(["bytes of each all-reduce in a step", "FSDP2, HSDP", "TP, 8", "FSDP2 x TP, 8"], rows)
+    headers = ["devices", "hops: tree", "ring", f"at {HOP * 1e6:g} us: tree", "ring", "pieces in a checkpoint"]
+    table(headers, [_of_world(weights, devices) for devices in WORLDS])
+
+
+def _sizes(messages: Sequence[int]) -> str:
+    return " + ".join(f"{size:,}" for size in messages) or "none"
+
+
+def _of_world(weights: Sequence[Weight], devices: int) -> list[str]:
+    tree, ring = 2 * math.ceil(math.log2(devices)), 2 * (devices - 1)
+    times = [f"{1e3 * HOP * hops:.2f} ms" for hops in (tree, ring)]
+    return [f"{devices:,}", f"{tree}", f"{ring:,}", *times, f"{3 * pieces(weights, devices):,}"]
+
+
+if __name__ == "__main__":
+    print_states()
+    print_costs()

@@ -1,0 +1,145 @@
+"""Training with real gradients, which are added up in another order than in one process: the same but for rounding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from tests.distributed.parts import mesh_of
+from tests.distributed.reference import OPTIMIZERS
+from tests.meaning.by_hand import largest_cosine
+
+STEPS, BATCH, LENGTH, WIDTH = 5, 6, 4, 8
+DELTA = 1.5  # with which every projection occurs
+EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+class Block(nn.Module):
+    """Norm, up, down, as in a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH + 2)
+        self.down = nn.Linear(2 * WIDTH + 2, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def model() -> nn.Module:
+    return nn.Sequential(Block(), nn.LayerNorm(WIDTH))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(output: Any, x: Any) -> Any:
+    return (output - torch.roll(x, 1, dims=-1)).square().mean()
+
+
+def make(optimizer: str, params: Any) -> Any:
+    """A large eps, so that the rounding of gradients near zero is not made larger by dividing by their size."""
+    own = {"e": 1e-2} if optimizer.startswith("Bert") else {"eps": 1e-2}
+    return OPTIMIZERS[optimizer](params, **own, **({"delta": DELTA} if optimizer.startswith("AdamP") else {}))
+
+
+def train(net: nn.Module, optimizer: str, rank: int = 0, world: int = 1) -> tuple[list[Tensor], list[list[str]], Any]:
+    """On this process's share of each batch."""
+    params = list(net.parameters())
+    opt, projections = make(optimizer, params), []
+    for step in range(STEPS):
+        x = batch(step).chunk(world)[rank]
+        opt.zero_grad()
+        loss_of(net(x), x).backward()
+        opt.step()
+        projections.append([opt.projections()[p] for p in params] if hasattr(opt, "projections") else [])
+    return [_whole(p) for p in params], projections, opt.grad_norm
+
+
+def _whole(param: Any) -> Tensor:
+    return (param.full_tensor() if hasattr(param, "full_tensor") else param).detach()
+
+
+def assert_same(mine: Any, alone: Any) -> None:
+    assert mine[1] == alone[1], "projections"
+    torch.testing.assert_close(mine[0], alone[0], rtol=0, atol=1e-6)
+    assert (mine[2] is None) == (alone[2] is None)
+    assert mine[2] is None or math.isclose(mine[2], alone[2], rel_tol=1e-5)
+
+
+def train_fsdp2(optimizer: str, world: int) -> None:
+    alone = train(model(), optimizer)
+    net = model()
+    for module in (net[0], net):
+        fully_shard(module, mesh=mesh_of(world))  # type: ignore[arg-type]
+    rank = mesh_of(world).get_rank()
+    assert_same(train(net, optimizer, rank, world), alone)
+
+
+@EVERY
+def test_fsdp2_on_two(two, optimizer):
+    two.run(train_fsdp2, optimizer, 2)
+
+
+@EVERY
+def test_fsdp2_on_three(three, optimizer):
+    three.run(train_fsdp2, optimizer, 3)
+
+
+def train_tensor_parallel(optimizer: str) -> bool:
+    """Returns whether the gradients of norms came as parts of sums."""
+    alone = train(Block(), optimizer)
+    net, mesh = Block(), mesh_of(2)
+    plan = {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    parallelize_module(net, mesh, plan)  # type: ignore[arg-type]
+    params = list(net.parameters())
+    opt, projections = make(optimizer, params), []
+    for step in range(STEPS):
+        x = distribute_tensor(batch(step), mesh, [Shard(1)], src_data_rank=None)
+        opt.zero_grad()
+        loss_of(net(x), x).backward()
+        partial = net.norm.weight.grad.placements[0].is_partial()  # type: ignore[union-attr]
+        opt.step()
+        projections.append([opt.projections()[p] for p in params] if hasattr(opt, "projections") else [])
+    assert_same(([_whole(p) for p in params], projections, opt.grad_norm), alone)
+    return partial
+
+
+@EVERY
+def test_tensor_parallel_on_two(two, optimizer):
+    """Norms work on parts of the sequence: their gradients are sums that are still to be made."""
+    assert two.run(train_tensor_parallel, optimizer) == [True, True]
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name.startswith("AdamP")])
+def test_every_projection_occurs_and_no_cosine_is_near_its_threshold(optimizer):
+    """Else rounding could decide about a projection, and the tests above would be tests of luck."""
+    seen = set()
+    for net in (model(), Block()):
+        params = [p for p in net.parameters() if p.dim() > 1]
+        opt = make(optimizer, net.parameters())
+        for step in range(STEPS):
+            x = batch(step)
+            opt.zero_grad()
+            loss_of(net(x), x).backward()
+            for p in params:
+                for rows in (p.shape[0], 1):
+                    cosine = largest_cosine(p.grad.double(), p.detach().double(), rows, 1e-2)
+                    assert abs(cosine / (DELTA / math.sqrt(p.numel() / rows)) - 1) > 1e-3
+            opt.step()
+            seen |= {opt.projections()[p] for p in params}
+    assert seen == {"channel", "layer", "none"}

@@ -1,0 +1,346 @@
+"""torch.distributed.checkpoint with models that FSDP2 divides: what is saved comes back to the bit, in any world."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import fusedadam
+from tests.contract.common import MAKERS, PLAIN, leaves
+from tests.distributed.world import World
+
+STEPS, MORE = 3, 2  # before a checkpoint, and after it
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+Bits = dict[str, str]
+
+
+class Model(nn.Module):
+    """Seven rows, which two and three processes divide unevenly, and one row, of which most processes have nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 7), nn.LayerNorm(7), nn.Linear(7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).tanh()).square().mean()
+
+
+class Run:
+    """A model and its optimizer, divided unless ``plain``."""
+
+    def __init__(
+        self, name: str, seed: int = 0, plain: bool = False, replicas: int = 1, two_groups: bool = False, **options: Any
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model = Model()
+        if not plain:
+            size = dist.get_world_size()
+            shape, names = (
+                ((replicas, size // replicas), ("replicas", "parts")) if replicas > 1 else ((size,), ("parts",))
+            )
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+            fully_shard(self.model.first, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+        params: Any = list(self.model.parameters())
+        if two_groups:
+            params = [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.3}]
+        self.optimizer = MAKERS[name](params, **options)
+        self.rank, self.done = 0 if plain else dist.get_rank(), 0
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            generator = torch.Generator().manual_seed(100 * self.done + self.rank)
+            self.model(torch.randn(4, 6, generator=generator)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.done += 1
+
+    def state(self, options: StateDictOptions | None = None) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        return {"model": model, "optimizer": optimizer}
+
+    def set_state(self, state: dict[str, Any], options: StateDictOptions | None = None) -> None:
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=options,
+        )
+        self.done = STEPS
+
+    def load(self, folder: str, options: StateDictOptions | None = None) -> None:
+        state = self.state(options)
+        dcp.load(state, checkpoint_id=folder)
+        self.set_state(state, options)
+
+    def bits(self) -> Bits:
+        """Of every weight and state, whole."""
+        found = {}
+        for name, param in self.model.named_parameters():
+            own = {"": param.detach(), **self.optimizer.state[param]}
+            found |= {f"{name} {state}": digest(value) for state, value in own.items()}
+        return found
+
+
+def digest(tensor: Any) -> str:
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    bits = hashlib.sha256(whole.numpy().tobytes()).hexdigest()[:12]
+    return f"{whole.dtype} {tuple(whole.shape)} {bits}"
+
+
+def alike(answers: list[Any]) -> Any:
+    """What all processes have answered."""
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0]
+
+
+# What the processes of a world run together. Fresh models begin with other weights: what is not loaded shows.
+
+
+def saved(folder: str) -> dict[str, tuple[Bits, Bits]]:
+    """The bits of each optimizer's run when it was saved, and those that it ended with."""
+    found = {}
+    for name in PLAIN:
+        run = Run(name)
+        run.train(STEPS)
+        dcp.save(run.state(), checkpoint_id=f"{folder}/{name}")
+        dcp.save(run.state(FLAT), checkpoint_id=f"{folder}/{name}, flat")
+        before = run.bits()
+        run.train(MORE)
+        found[name] = before, run.bits()
+    return found
+
+
+def loaded(folder: str, again: str | None = None) -> dict[str, tuple[Bits, Bits]]:
+    """The same of runs that are loaded; ``again``: where they are saved once more before they go on."""
+    found = {}
+    for name in PLAIN:
+        run = Run(name, seed=1)
+        run.load(f"{folder}/{name}")
+        before = run.bits()
+        if again is not None:
+            dcp.save(run.state(), checkpoint_id=f"{again}/{name}")
+        run.train(MORE)
+        found[name] = before, run.bits()
+    return found
+
+
+class Alone:
+    """A world of this process."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            return [function(*arguments)]
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.fixture
+def one() -> Alone:
+    return Alone()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(two: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[Bits, Bits]]]:
+    """Saved by two processes."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, alike(two.run(saved, str(folder)))
+
+
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(two, checkpoints):
+    folder, found = checkpoints
+    assert alike(two.run(loaded, str(folder))) == found
+
+
+@pytest.mark.parametrize("world", ["one", "three"])
+def test_another_number_of_processes_loads_the_same_bits_and_so_does_the_first_again(
+    world, two, checkpoints, tmp_path, request
+):
+    folder, found = checkpoints
+    elsewhere = alike(request.getfixturevalue(world).run(loaded, str(folder), str(tmp_path)))
+    for name, (before, after) in elsewhere.items():
+        assert before == found[name][0], name
+        assert after != before, "it trained on"
+    assert alike(two.run(loaded, str(tmp_path))) == found, "and there and back again"
+
+
+def loaded_flat(folder: str) -> dict[str, tuple[Bits, Bits]]:
+    found = {}
+    for name in PLAIN:
+        run = Run(name, seed=1)
+        run.load(f"{folder}/{name}, flat", FLAT)
+        before = run.bits()
+        run.train(MORE)
+        found[name] = before, run.bits()
+    return found
+
+
+def test_a_flattened_optimizer_state_dict_does_the_same(two, three, checkpoints):
+    folder, found = checkpoints
+    assert alike(two.run(loaded_flat, str(folder))) == found
+    elsewhere = alike(three.run(loaded_flat, str(folder)))
+    assert {name: before for name, (before, _) in elsewhere.items()} == {name: b for name, (b, _) in found.items()}
+
+
+def through_rank_0() -> dict[str, tuple[Bits, Bits]]:
+    found = {}
+    for name in PLAIN:
+        run = Run(name)
+        run.train(STEPS)
+        state = run.state(FULL)
+        assert bool(state["model"]) == bool(state["optimizer"]) == (dist.get_rank() == 0), "the others have nothing"
+        if dist.get_rank() == 0:
+            tensors = [t for own in state["optimizer"]["state"].values() for t in own.values()]
+            assert {type(t) for t in (*state["model"].values(), *tensors)} == {Tensor}
+        other = Run(name, seed=1)
+        # one by one: set_state_dict takes an empty dict for "no model", and would leave rank 0 alone with the broadcast
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(other.model, state["model"], options=options)
+        set_optimizer_state_dict(other.model, other.optimizer, state["optimizer"], options=options)
+        other.done = STEPS
+        before = other.bits()
+        other.train(MORE)
+        found[name] = before, other.bits()
+    return found
+
+
+def test_a_full_state_dict_is_gathered_by_rank_0_and_broadcast_from_there(two, checkpoints):
+    assert alike(two.run(through_rank_0)) == checkpoints[1]
+
+
+def trained_while_saving(folder: str) -> tuple[dict[str, Bits], dict[str, bool]]:
+    group = dist.new_group(backend="gloo")
+    ended, was_going_on = {}, {}
+    for name in PLAIN:
+        run = Run(name)
+        run.train(STEPS)
+        saving = dcp.async_save(run.state(), checkpoint_id=f"{folder}/{name}", process_group=group)
+        was_going_on[name] = not saving.done()
+        run.train(MORE)
+        ended[name] = run.bits()
+        saving.result()
+    return ended, was_going_on
+
+
+def test_saving_asynchronously_saves_that_moment_and_disturbs_nothing(two, checkpoints, tmp_path):
+    _, found = checkpoints
+    answers = two.run(trained_while_saving, str(tmp_path))
+    assert alike([ended for ended, _ in answers]) == {name: after for name, (_, after) in found.items()}
+    assert any(any(going_on.values()) for _, going_on in answers), "nothing was saved while training went on"
+    assert alike(two.run(loaded, str(tmp_path))) == found
+
+
+def saved_by_replicas(folder: str) -> dict[str, Bits]:
+    found = {}
+    for name in PLAIN:
+        run = Run(name, replicas=2)
+        run.train(STEPS)
+        dcp.save(run.state(), checkpoint_id=f"{folder}/{name}")
+        found[name] = run.bits()
+    return found
+
+
+def test_of_replicas_one_is_saved_and_loads_where_there_are_none(four, two, tmp_path):
+    saved = alike(four.run(saved_by_replicas, str(tmp_path)))
+    assert {name: before for name, (before, _) in alike(two.run(loaded, str(tmp_path))).items()} == saved
+    metadata = dcp.FileSystemReader(tmp_path / "EmaAdamW").read_metadata().state_dict_metadata
+    for name in ("model.first.weight", "optimizer.state.first.weight.ema_params"):
+        assert len(metadata[name].chunks) == 2, "as many as one replica has"
+
+
+def keys_of_all(untrained: bool) -> dict[str, list[str]]:
+    found = {}
+    for name in PLAIN:
+        run = Run(name)
+        if not untrained:
+            run.train(1)
+        found[name] = list(get_optimizer_state_dict(run.model, run.optimizer, options=FLAT))
+    return found
+
+
+@pytest.mark.parametrize("untrained", [False, True], ids=["trained", "untrained"])
+def test_every_process_has_the_same_keys_whatever_its_shards_are(three, untrained):
+    keys = alike(three.run(keys_of_all, untrained))
+    assert "state.last.weight.exp_avg" in keys["AdamW"]
+    assert "state.last.bias.ema_params" in keys["EmaAdamW"]
+
+
+# Before the first step torch asks for states by calling step() with gradients of zero.
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "lr as a tensor": {"lr": 0.03},  # made anew for each run, since tensors are not to be shared
+    "two groups": {"two_groups": True},
+}
+
+
+def asked_and_not_asked(variant: str, plain: bool) -> dict[str, tuple[Bits, Bits]]:
+    found = {}
+    for name in MAKERS:
+        ends = []
+        for ask in (False, True):
+            options = dict(VARIANTS[variant])
+            if "lr" in options:
+                options["lr"] = torch.tensor(options["lr"])
+            run = Run(name, plain=plain, **options)
+            if ask:
+                before = {n: digest(p.detach()) for n, p in run.model.named_parameters()}
+                states = get_optimizer_state_dict(run.model, run.optimizer)["state"]
+                assert {float(own["step"]) for own in states.values()} == {0.0}
+                assert {n: digest(p.detach()) for n, p in run.model.named_parameters()} == before
+                assert all(p.grad is None for p in run.model.parameters())
+            run.train(STEPS)
+            assert {float(own["step"]) for own in run.optimizer.state.values()} == {STEPS}
+            ends.append(run.bits())
+        found[name] = ends[0], ends[1]
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_asking_for_states_before_the_first_step_is_no_step(two, variant):
+    for ends in (alike(two.run(asked_and_not_asked, variant, False)), asked_and_not_asked(variant, True)):
+        for name, (not_asked, asked) in ends.items():
+            assert asked == not_asked, name
+
+
+def test_what_torch_asks_with_is_still_a_step_for_whoever_calls_it_himself():
+    """Gradients of zero and lr=0 are nothing special: only torch's own question is no step."""
+    (param,) = params = leaves([(3, 2)])
+    optimizer = fusedadam.AdamW(params, lr=0.0)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert float(optimizer.state[param]["step"]) == 1
+
+
+def test_averages_begin_with_the_weights_that_the_first_step_finds():
+    """States are asked for, then weights are loaded (as from a pretrained model): the average is of those."""
+    ends = []
+    for ask in (False, True):
+        run, pretrained = Run("EmaAdamW", plain=True), Run("EmaAdamW", seed=1, plain=True)
+        if ask:
+            get_optimizer_state_dict(run.model, run.optimizer)
+        set_model_state_dict(run.model, pretrained.model.state_dict())
+        run.train(STEPS)
+        ends.append(run.bits())
+    assert ends[0] == ends[1]

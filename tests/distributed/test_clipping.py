@@ -1,0 +1,218 @@
+"""Norms are those of the whole gradients, on every process, as torch takes them of gradients that are not divided."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
+
+import fusedadam
+from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.reference import OPTIMIZERS, make
+from tests.support import BF16, F32, F64
+
+SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2), (0, 3), (2, 3)]
+ORDERS = [2.0, 1.0, 3.0, math.inf]
+NEAR = {F64: 1e-12, F32: 2e-6, BF16: 1e-2}  # what two ways to sum, and to round a product, may differ by
+LAYOUTS = {
+    2: ((2,), ([S0], [S1], [R], None)),
+    3: ((3,), ([S0], [S1])),
+    4: ((2, 2), ([S0, S1], [S1, S0], [R, S0], [S1, R], None, [S0, S0])),
+}
+CLIPPING = [name for name in OPTIMIZERS if name.endswith(("clipped", "all"))]
+
+
+def parameters(world: int, *dtypes: torch.dtype) -> tuple[list[Any], list[torch.nn.Parameter]]:
+    """Divided, some of them plain beside them, and whole; all with gradients."""
+    mesh, placements = LAYOUTS[world]
+    generator = torch.Generator().manual_seed(0)
+    mine, alone = [], []
+    for shape, dtype, own in zip(SHAPES, itertools.cycle(dtypes), itertools.cycle(placements), strict=False):
+        value, grad = (torch.randn(shape, generator=generator, dtype=F64).to(dtype) for _ in range(2))
+        alone.append(torch.nn.Parameter(value))
+        mine.append(torch.nn.Parameter(value.clone()) if own is None else parameter(value, mesh_of(*mesh), *own))
+        alone[-1].grad, mine[-1].grad = grad, divided_like(grad, mine[-1])
+    return mine, alone
+
+
+def torchs_clip(params: list[torch.nn.Parameter], max_norm: float, order: float = 2.0) -> Tensor:
+    """torch knows no largest value of nothing."""
+    return torch.nn.utils.clip_grad_norm_([p for p in params if p.numel()], max_norm, order)
+
+
+def assert_same_gradients(mine: list[Any], alone: list[Any], rtol: float) -> None:
+    for p, q in zip(mine, alone, strict=True):
+        torch.testing.assert_close(here(p.grad), expected_here(q.grad, p), rtol=rtol, atol=0, equal_nan=True)
+
+
+def clip(world: int, order: float, dtypes: list[torch.dtype]) -> None:
+    rtol = max(NEAR[d] for d in dtypes)
+    for max_norm in (0.5, 1e6, math.inf):  # once it is scaled, twice it is not
+        mine, alone = parameters(world, *dtypes)
+        before = [p.grad for p in mine]
+        expected = torchs_clip(alone, max_norm, order)
+        norm = fusedadam.clip_grad_norm_(mine, max_norm, order)
+        torch.testing.assert_close(norm.double(), expected.double(), rtol=rtol, atol=0)
+        assert all(p.grad is grad for p, grad in zip(mine, before, strict=True))
+        assert_same_gradients(mine, alone, rtol)
+        gathered = [torch.empty_like(norm) for _ in range(world)]
+        dist.all_gather(gathered, norm)
+        assert all(torch.equal(norm, other) for other in gathered)
+
+
+DTYPES = pytest.mark.parametrize("dtypes", [[F32], [F64], [BF16, F32]], ids=str)
+
+
+@DTYPES
+@pytest.mark.parametrize("order", ORDERS)
+def test_clip_grad_norm_on_two(two, order, dtypes):
+    two.run(clip, 2, order, dtypes)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_clip_grad_norm_on_three(three, order):
+    three.run(clip, 3, order, [F32])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_clip_grad_norm_on_four(four, order):
+    four.run(clip, 4, order, [F32])
+
+
+def clip_bad(bad: float, place: int, order: float) -> None:
+    """Only one process has a number in its gradients that is not finite."""
+    mine, alone = parameters(2, F32)
+    alone[place].grad.view(-1)[-1] = bad  # type: ignore[union-attr]
+    for p, q in zip(mine, alone, strict=True):
+        p.grad = divided_like(q.grad, p)
+    own = [here(p.grad).isfinite().all().item() for p in mine]
+    assert own[place] == (dist.get_rank() == 0)
+    before = [here(p.grad).clone() for p in mine]
+    with pytest.raises(RuntimeError, match="The total norm of order"):
+        fusedadam.clip_grad_norm_(mine, 1.0, order, error_if_nonfinite=True)
+    for p, grad in zip(mine, before, strict=True):
+        assert torch.equal(here(p.grad).nan_to_num(), grad.nan_to_num())
+    expected = torchs_clip(alone, 1.0, order)
+    norm = fusedadam.clip_grad_norm_(mine, 1.0, order)
+    torch.testing.assert_close(norm, expected, equal_nan=True)
+    assert not norm.isfinite()
+    assert_same_gradients(mine, alone, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("place", [0, 1], ids=["in a matrix", "in a part of a vector"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_not_finite_on_one_rank(two, bad, place, order):
+    two.run(clip_bad, bad, place, order)
+
+
+def clip_finite(order: float) -> None:
+    mine, alone = parameters(2, F32)
+    expected = torchs_clip(alone, 1.0, order)
+    torch.testing.assert_close(fusedadam.clip_grad_norm_(mine, 1.0, order, error_if_nonfinite=True), expected)
+    assert_same_gradients(mine, alone, 2e-6)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_error_if_nonfinite_with_finite_gradients(two, order):
+    two.run(clip_finite, order)
+
+
+def step_clipped(world: int, optimizer: str) -> list[float]:
+    """The step that clips is a clip and a step of one process, and leaves gradients as they are."""
+    mine, alone = parameters(world, F32)
+    opt, single = make(optimizer, mine), make(optimizer, alone)
+    for group in single.param_groups:
+        group["max_grad_norm"] = None
+    norms = []
+    for scale in (1.0, 0.01, 30.0):  # above the norm, below it, above it
+        for p, q in zip(mine, alone, strict=True):
+            q.grad = q.grad * scale  # type: ignore[operator]
+            p.grad = divided_like(q.grad, p)
+        before = [here(p.grad).clone() for p in mine]
+        kept = [q.grad.clone() for q in alone]  # type: ignore[union-attr]
+        expected = torchs_clip(alone, 1.0)
+        opt.step()
+        single.step()
+        assert all(torch.equal(here(p.grad), grad) for p, grad in zip(mine, before, strict=True))
+        torch.testing.assert_close(opt.grad_norm, expected, rtol=2e-6, atol=0)
+        norms.append(opt.grad_norm.item())
+        for p, q, grad in zip(mine, alone, kept, strict=True):
+            torch.testing.assert_close(here(p), expected_here(q.detach(), p), rtol=1e-5, atol=1e-6)
+            q.grad = grad
+    return norms
+
+
+@pytest.mark.parametrize("optimizer", CLIPPING)
+def test_a_clipped_step_on_two(two, optimizer):
+    one, other = two.run(step_clipped, 2, optimizer)
+    assert one == other
+
+
+@pytest.mark.parametrize("optimizer", CLIPPING)
+def test_a_clipped_step_on_four(four, optimizer):
+    answers = four.run(step_clipped, 4, optimizer)
+    assert all(answer == answers[0] for answer in answers)
+
+
+def step_bad(optimizer: str, bad: float) -> None:
+    """As in one process: what is not finite on one rank is on none."""
+    mine, alone = parameters(2, F32)
+    alone[0].grad.view(-1)[-1] = bad  # type: ignore[union-attr]
+    mine[0].grad = divided_like(alone[0].grad, mine[0])  # type: ignore[arg-type]
+    opt, single = make(optimizer, mine), make(optimizer, alone)
+    opt.step()
+    single.step()
+    torch.testing.assert_close(opt.grad_norm, single.grad_norm, equal_nan=True)
+    assert not opt.grad_norm.isfinite()
+    for p, q in zip(mine, alone, strict=True):
+        torch.testing.assert_close(here(p), expected_here(q.detach(), p), equal_nan=True)
+
+
+@pytest.mark.parametrize("optimizer", CLIPPING)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_clipped_step_with_a_number_that_is_not_finite(two, bad, optimizer):
+    two.run(step_bad, optimizer, bad)
+
+
+def adamp_bad(bad: float) -> dict[int, str]:
+    """The rank without the bad number must not project either."""
+    from tests.meaning.made_to_measure import gradient, values
+
+    found = {}
+    for k, placement in enumerate((S0, S1)):
+        (value,) = values([(6, 20)])
+        grad = gradient(value, "channels well below", 0, torch.Generator().manual_seed(7))
+        param = parameter(value, mesh_of(2), placement)
+        grad[5, 19] = bad
+        param.grad = divided_like(grad, param)
+        optimizer = fusedadam.AdamP([param])
+        optimizer.step()
+        found[k] = optimizer.projections()[param]
+        expected = torch.zeros_like(value, dtype=torch.bool)
+        expected[5, 19] = True
+        assert torch.equal(here(param).isnan(), expected_here(expected, param))
+    return found
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_adamp_projects_on_no_rank_what_is_not_finite_on_one(two, bad):
+    assert two.run(adamp_bad, bad) == [{0: "none", 1: "none"}] * 2
+
+
+def clip_partial() -> None:
+    param = parameter(torch.ones(4), mesh_of(2), R)
+    param.grad = DTensor.from_local(torch.ones(4), mesh_of(2), [Partial()], run_check=False)
+    fusedadam.clip_grad_norm_([param], 1.0)
+
+
+def test_gradients_that_are_still_to_be_added_up_are_refused(two):
+    answers = two.outcomes(clip_partial)
+    assert not any(a.ok for a in answers)
+    assert all("Partial" in a.value and "redistribute" in a.value for a in answers)

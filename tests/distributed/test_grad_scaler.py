@@ -1,0 +1,128 @@
+"""GradScaler: an infinity on one process makes all of them skip the step, those that have parts of the same model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed.follow import assert_close, size_of
+from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.reference import make
+from tests.meaning.made_to_measure import gradient, values
+from tests.support import F32
+
+OPTIMIZERS = ("AdamW", "EmaAdamW", "AdamP clipped", "BertAdam parameter", "BertAdam all")
+EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+SHAPES = [(5, 6), (4,), (7, 3), (3, 4)]
+LAYOUTS = {
+    "all divided": [S0, S1, S0, S1],
+    "the first is everywhere": [R, R, S0, S1],
+    "the last alone is divided": [R, R, R, S0],
+}
+SCALE = 1024.0
+
+
+def start(layout: str) -> tuple[list[Any], list[torch.nn.Parameter]]:
+    wholes = [v.float() for v in values(SHAPES)]
+    mine = [parameter(v, mesh_of(2), p) for v, p in zip(wholes, LAYOUTS[layout], strict=True)]
+    return mine, [torch.nn.Parameter(v) for v in wholes]
+
+
+def scaled_step(scaler: Any, opt: Any, unscale: bool) -> None:
+    scaler.scale(torch.tensor(1.0))  # which begins it
+    if unscale:
+        scaler.unscale_(opt)
+    scaler.step(opt)
+    scaler.update()
+
+
+def skip_and_step(optimizer: str, layout: str, unscale: bool) -> list[float]:
+    """The last parameter's part on the last process has an infinity in the second of four steps."""
+    mine, alone = start(layout)
+    opt, single = make(optimizer, mine), make(optimizer, alone)
+    scaler, generator, scales = torch.amp.GradScaler("cpu", init_scale=SCALE), torch.Generator().manual_seed(4), []
+    kinds = ("channels well below", "all well above", "layer well below")
+    largest = [torch.zeros_like(q, dtype=torch.float64) for q in alone]
+    for step in range(4):
+        scale = scaler.get_scale()
+        for k, (p, q) in enumerate(zip(mine, alone, strict=True)):
+            q.grad = gradient(q.detach(), kinds[(k + step) % 3], step, generator).float()
+            p.grad = divided_like(q.grad * scale, p)
+            largest[k] = torch.maximum(largest[k], q.grad.double().abs())
+        if step == 1 and dist.get_rank() == 1:
+            here(mine[-1].grad).view(-1)[0] = math.inf
+        before = [here(t).clone() for p in mine for t in (p, *opt.state.get(p, {}).values())]
+        scaled_step(scaler, opt, unscale)
+        scales.append(scaler.get_scale())
+        after = [here(t) for p in mine for t in (p, *opt.state.get(p, {}).values())]
+        if step == 1:
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "not skipped"
+        else:
+            single.step()
+    for k, (p, q) in enumerate(zip(mine, alone, strict=True)):
+        assert opt.state[p]["step"] == 3
+        for name in ("param", "exp_avg", "exp_avg_sq"):
+            result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
+            expected = expected_here(whole, p)
+            size = size_of(name, expected, expected_here(largest[k], p))
+            assert_close(f"{name} of {k}", here(result), expected, size, F32)
+    return scales
+
+
+UNSCALED = pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
+
+
+@EVERY
+@UNSCALED
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_infinity_on_one_rank_skips_the_step_on_all(two, layout, unscale, optimizer):
+    two.run(skip_and_step, optimizer, layout, unscale)
+
+
+@UNSCALED
+def test_all_ranks_lower_the_scale(two, unscale):
+    one, other = two.run(skip_and_step, "AdamW", "all divided", unscale)
+    assert one == other == [SCALE, SCALE / 2, SCALE / 2, SCALE / 2]
+
+
+@pytest.mark.xfail(strict=True, reason="torch asks the other processes only if the first gradient is divided")
+def test_all_ranks_lower_the_scale_if_the_first_is_everywhere(two):
+    one, other = two.run(skip_and_step, "AdamW", "the first is everywhere", False)
+    assert one == other
+
+
+def several_meshes(optimizer: str, bad: int) -> None:
+    """torch's GradScaler takes no several meshes, and no plain tensors among them; who hands over ``found_inf`` may."""
+    both = mesh_of(2, 2)
+    where = [None, (both["a"], S0), (both["b"], S1), (both, R, S0)]
+    wholes = [v.float() for v in values(SHAPES)]
+    params = [
+        torch.nn.Parameter(v.clone()) if own is None else parameter(v, *own)
+        for v, own in zip(wholes, where, strict=True)
+    ]
+    opt = make(optimizer, params)
+    for step in range(3):
+        for p, v in zip(params, wholes, strict=True):
+            p.grad = divided_like(v + step, p)
+        opt.grad_scale = torch.tensor(1.0)
+        opt.found_inf = torch.tensor(float(step == 1 and dist.get_rank() == bad))
+        handed = opt.found_inf.clone()
+        before = [here(t).clone() for p in params for t in (p, *opt.state.get(p, {}).values())]
+        opt.step()
+        assert torch.equal(opt.found_inf, handed), "what was handed over is the caller's"
+        after = [here(t) for p in params for t in (p, *opt.state[p].values())]
+        if step == 1:
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "not skipped"
+        if step == 2:
+            assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "not taken"
+    assert all(opt.state[p]["step"] == 2 for p in params)
+
+
+@EVERY
+@pytest.mark.parametrize("bad", [0, 3])
+def test_an_infinity_beside_several_meshes(four, bad, optimizer):
+    four.run(several_meshes, optimizer, bad)

@@ -1,0 +1,150 @@
+"""Gradients that are there on some processes only: all take part in every sum, and nobody waits in vain.
+
+Where a gradient is missing nothing is updated, and nothing is added to sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fusedadam
+from tests.distributed.follow import assert_close, assert_same_norm, size_of
+from tests.distributed.parts import S0, S1, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.reference import STEPS, after, make
+from tests.meaning.made_to_measure import gradient, values
+from tests.support import F32
+
+OPTIMIZERS = ("AdamW", "AdamP nesterov", "AdamP clipped", "BertAdam parameter", "BertAdam group")
+EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+SHAPES = [(5, 6), (7,), (6, 4), (3, 8)]
+MISSING = {  # which parameters have no gradient, by rank
+    "one on one rank": {1: [0]},
+    "a vector on one rank": {0: [1]},
+    "several on several ranks": {0: [1, 2], 2: [0, 2]},
+    "all on the first rank": {0: [0, 1, 2, 3]},
+    "all on the last rank": {2: [0, 1, 2, 3]},
+    "all but one of all ranks": {0: [0, 1, 2, 3], 1: [0, 1, 3], 2: [0, 1, 2, 3]},
+    "all on all": {rank: [0, 1, 2, 3] for rank in range(3)},
+}
+
+
+def with_holes(p: Tensor, kind: str, step: int, generator: Any, dim: int, silent: list[int]) -> Tensor:
+    """A gradient that is zero where silent ranks have their part, and for the rest as AdamP's tests want it."""
+    grad = torch.zeros_like(p, dtype=torch.float64)
+    every = p.double().chunk(3, dim)
+    there = [k for k in range(len(every)) if k not in silent]
+    if there:
+        measured = gradient(torch.cat([every[k] for k in there], dim), kind, step, generator)
+        targets = [grad.chunk(3, dim)[k] for k in there]
+        for target, value in zip(targets, measured.split([t.shape[dim] for t in targets], dim), strict=True):
+            target.copy_(value)
+    return grad.float()
+
+
+def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list[Any]:
+    """Beside one process whose gradients are zero where they are missing here: its norms are the same, and so are its
+    projections by channel, and what it makes of rows that are there."""
+    mesh, rank = mesh_of(3), dist.get_rank()
+    start = [v.float() for v in values(SHAPES)]
+    alone = [torch.nn.Parameter(v.clone()) for v in start]
+    params = [parameter(v, mesh, placement) for v in start]
+    opt, single = make(optimizer, params), make(optimizer, alone)
+    generator, said, seen = torch.Generator().manual_seed(2), [], []
+    # of rows that are divided and have holes the cosine is another: only those that are not projected are the same
+    kinds = ("channels well below", "all well above") if placement == S0 else ("all well above",)
+    for step in range(STEPS):
+        for k, (p, q) in enumerate(zip(params, alone, strict=True)):
+            silent = [r for r, own in missing.items() if k in own]
+            grad = with_holes(q.detach(), kinds[(step + k) % len(kinds)], step, generator, p.placements[0].dim, silent)
+            q.grad = grad if len(silent) < 3 else None
+            p.grad = None if rank in silent else divided_like(grad, p)
+            seen.append(grad)
+        opt.step()
+        single.step()
+        said.append(after(opt, params))
+        expected = after(single, alone)
+        assert said[-1][1] == expected[1], f"step {step}"
+        if expected[0] is not None:
+            assert_same_norm(said[-1][0], expected[0], f"step {step}")
+    for k, (p, q) in enumerate(zip(params, alone, strict=True)):
+        if k in missing.get(rank, ()):
+            assert torch.equal(here(p), expected_here(start[k], p)), k
+            assert not opt.state.get(p), k
+            continue
+        assert opt.state[p]["step"] == STEPS
+        for name in ("param", "exp_avg", "exp_avg_sq"):
+            result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
+            expected_part = expected_here(whole, p)
+            largest = torch.stack([expected_here(g.double().abs(), p) for g in seen[k :: len(params)]]).amax(0)
+            assert_close(f"{name} of {k}", here(result), expected_part, size_of(name, expected_part, largest), F32)
+    # and all together again: what was missing begins now
+    for p, value in zip(params, start, strict=True):
+        p.grad = divided_like(value, p)
+    opt.step()
+    assert all(here(p).isfinite().all() for p in params)
+    assert [opt.state[p]["step"].item() for p in params] == [
+        1 if k in missing.get(rank, ()) else STEPS + 1 for k in range(len(params))
+    ]
+    said.append(after(opt, params))
+    return said
+
+
+@EVERY
+@pytest.mark.parametrize("placement", [S0, S1], ids=str)
+@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
+def test_gradients_that_are_missing_on_some(three, missing, placement, optimizer):
+    said = three.run(train, optimizer, placement, missing)
+    assert said[0] == said[1] == said[2], "ranks differ in norms or projections"
+
+
+def clip(placement: Any, missing: dict[int, list[int]], order: float) -> float:
+    mesh, rank = mesh_of(3), dist.get_rank()
+    start = [v.float() for v in values(SHAPES)]
+    params, alone = [parameter(v, mesh, placement) for v in start], []
+    for k, p in enumerate(params):
+        silent = [r for r, own in missing.items() if k in own]
+        generator = torch.Generator().manual_seed(k)
+        grad = with_holes(start[k], "all well above", 0, generator, p.placements[0].dim, silent)
+        p.grad = None if rank in silent else divided_like(grad, p)
+        alone.append(torch.nn.Parameter(start[k]))
+        alone[-1].grad = grad
+    expected = torch.nn.utils.clip_grad_norm_(alone, 0.5, order)
+    norm = fusedadam.clip_grad_norm_(params, 0.5, order)
+    torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+    for p, q in zip(params, alone, strict=True):
+        if p.grad is not None:
+            torch.testing.assert_close(here(p.grad), expected_here(q.grad, p), rtol=1e-6, atol=0)
+    return norm.item()
+
+
+@pytest.mark.parametrize("order", [2.0, float("inf")])
+@pytest.mark.parametrize("placement", [S0, S1], ids=str)
+@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
+def test_clipping_with_gradients_that_are_missing_on_some(three, missing, placement, order):
+    assert len(set(three.run(clip, placement, missing, order))) == 1
+
+
+def rebuild_on_one_rank() -> list[Any]:
+    """On a mesh whose group has to be made for us: only one process looks for it again, and must not wait there."""
+    mesh, said = mesh_of(2, 2, 1)["b", "c"], []
+    wholes = [v.float() for v in values([(5, 6), (6, 4)])]
+    params = [parameter(v, mesh, S0, S1) for v in wholes]
+    opt = make("AdamP clipped", params)
+    for step in range(4):
+        for k, (p, v) in enumerate(zip(params, wholes, strict=True)):
+            p.grad = None if k == step % 2 == 1 and dist.get_rank() == 0 else divided_like(v, p)
+        opt.step()
+        said.append(after(opt, params))
+        fusedadam.clip_grad_norm_(params, 1.0)
+    return said
+
+
+def test_one_process_alone_makes_its_plan_anew(four):
+    said = four.run(rebuild_on_one_rank)
+    assert said[0] == said[1]
+    assert said[2] == said[3]

@@ -1,0 +1,180 @@
+"""State dicts, pickles and copies of optimizers whose parameters are divided.
+
+A state dict may be whole, as one process saves it, or divided, in the same way as the parameters or in another.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.distributed.follow import assert_same, assert_states_lie_like
+from tests.distributed.parts import S0, S1, R, digest, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.reference import ELEMENTWISE, STEPS, Run, load, make
+from tests.support import BF16, F32
+
+LAYOUTS = {"rows": S0, "columns": S1, "everywhere": R}
+EVERY = pytest.mark.parametrize(
+    "optimizer", ["Adam amsgrad", "AdamP nesterov", "BertAdam group", "EmaAdamW", "EmaAdamW clipped"]
+)
+HALF = STEPS // 2
+
+
+def begin(run: Run, optimizer: str, layout: str | None) -> tuple[Any, list[Any]]:
+    """An optimizer and its parameters as they begin; None: not divided."""
+    values = [v.clone() for v in run.start]
+    if layout is None:
+        params: list[Any] = [torch.nn.Parameter(v) for v in values]
+    else:
+        params = [parameter(v, mesh_of(2), LAYOUTS[layout]) for v in values]
+    return make(optimizer, params), params
+
+
+def go(run: Run, opt: Any, params: list[Any], steps: range) -> None:
+    for step in steps:
+        for p, grad in zip(params, run.grads[step], strict=True):
+            p.grad = divided_like(grad, p)  # type: ignore[arg-type]
+        opt.step()
+
+
+def take_params(params: list[Any], others: list[Any]) -> None:
+    for p, q in zip(params, others, strict=True):
+        whole = q.full_tensor() if isinstance(q, DTensor) else q
+        here(p).copy_(expected_here(whole.detach(), p))
+
+
+def states_of(opt: Any, params: list[Any]) -> list[Any]:
+    return [v for p in params for v in opt.state[p].values()]
+
+
+def resumed(optimizer: str, path: str, before: str | None, after: str) -> None:
+    """Half of the steps, a state dict, and the other half: as in one process all along."""
+    run = load(path)
+    opt, params = begin(run, optimizer, before)
+    go(run, opt, params, range(HALF))
+    saved = opt.state_dict()
+    bits = digest(t for own in saved["state"].values() for t in own.values())
+    again, others = begin(run, optimizer, after)
+    take_params(others, params)
+    again.load_state_dict(saved)
+    for p, q in zip(others, params, strict=True):
+        assert_states_lie_like(p, again.state[p])
+        for name, value in opt.state[q].items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            loaded = again.state[p][name]
+            assert loaded.dtype == value.dtype, name
+            assert torch.equal(here(loaded), whole if name == "step" else expected_here(whole, p)), name
+    go(run, again, others, range(HALF, STEPS))
+    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+    assert digest(t for own in saved["state"].values() for t in own.values()) == bits, "the state dict was written to"
+
+
+@EVERY
+@pytest.mark.parametrize("after", LAYOUTS)
+def test_a_whole_state_dict_into_divided_parameters(two, library, optimizer, after):
+    two.run(resumed, optimizer, library.path(optimizer, "float32"), None, after)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("rows", "rows"), ("columns", "columns"), ("rows", "columns"), ("columns", "rows"), ("everywhere", "rows")],
+)
+def test_a_divided_state_dict(two, library, optimizer, before, after):
+    two.run(resumed, optimizer, library.path(optimizer, "float32"), before, after)
+
+
+def resumed_whole(optimizer: str, path: str) -> None:
+    """And the other way: a divided state dict into plain parameters, which every process then has."""
+    run = load(path)
+    opt, params = begin(run, optimizer, "rows")
+    go(run, opt, params, range(HALF))
+    again, others = begin(run, optimizer, None)
+    take_params(others, params)
+    again.load_state_dict(opt.state_dict())
+    assert not any(isinstance(v, DTensor) for v in states_of(again, others))
+    go(run, again, others, range(HALF, STEPS))
+    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+
+
+@EVERY
+def test_a_divided_state_dict_into_plain_parameters(two, library, optimizer):
+    two.run(resumed_whole, optimizer, library.path(optimizer, "float32"))
+
+
+@EVERY
+def test_dtypes_of_states_are_kept(two, library, optimizer):
+    two.run(resumed, optimizer, library.path(optimizer, "bfloat16"), None, "rows")
+
+
+def by_copy(optimizer: str, path: str, how: str) -> None:
+    """A copy goes on as the original does, and they do not disturb each other."""
+    run = load(path)
+    opt, params = begin(run, optimizer, "rows")
+    go(run, opt, params, range(HALF))
+    if how == "deepcopy":
+        again = copy.deepcopy(opt)
+    elif how == "pickle":
+        again = pickle.loads(pickle.dumps(opt))
+    else:
+        file = io.BytesIO()
+        torch.save(opt, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+    others = [p for group in again.param_groups for p in group["params"]]
+    assert all(here(p).data_ptr() != here(q).data_ptr() for p, q in zip(params, others, strict=True) if here(p).numel())
+    assert all(isinstance(p, DTensor) and p.placements == q.placements for p, q in zip(others, params, strict=True))
+    before = digest([*params, *states_of(opt, params)])
+    go(run, again, others, range(HALF, STEPS))
+    assert digest([*params, *states_of(opt, params)]) == before
+    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+    go(run, opt, params, range(HALF, STEPS))
+    assert digest([*params, *states_of(opt, params)]) == digest([*others, *states_of(again, others)])
+
+
+@EVERY
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies(two, library, optimizer, how):
+    two.run(by_copy, optimizer, library.path(optimizer, "float32"), how)
+
+
+def refused(path: str) -> None:
+    """Another model's state is refused whole, and nothing is loaded."""
+    run = load(path)
+    opt, params = begin(run, "Adam amsgrad", "rows")
+    go(run, opt, params, range(HALF))
+    before = digest(states_of(opt, params))
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][1]["exp_avg"] = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match=r"'exp_avg' has shape \(2, 2\), but the parameter has \(5, 7\)"):
+        opt.load_state_dict(saved)
+    assert digest(states_of(opt, params)) == before
+    # a part of it is not the whole of it
+    saved["state"][1]["exp_avg"] = here(opt.state[params[1]]["exp_avg"])
+    with pytest.raises(ValueError, match=r"but the parameter has \(5, 7\)"):
+        opt.load_state_dict(saved)
+    assert digest(states_of(opt, params)) == before
+
+
+def test_a_state_dict_that_does_not_fit(two, library):
+    two.run(refused, library.path("Adam amsgrad", "float32"))
+
+
+def averages(path: str) -> None:
+    """Low-precision parameters: the averages stay in float32, divided as the parameters are."""
+    run = load(path)
+    opt, params = begin(run, "EmaAdamW", "columns")
+    go(run, opt, params, range(HALF))
+    assert all(p.dtype == BF16 and opt.state[p]["ema_params"].dtype == F32 for p in params)
+    for p in params:
+        assert_states_lie_like(p, opt.state[p])
+
+
+def test_averages_are_divided(two, library):
+    two.run(averages, library.path("EmaAdamW", "bfloat16"))

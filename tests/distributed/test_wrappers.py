@@ -1,0 +1,222 @@
+"""torch's other ways to train on several devices: DDP, ZeRO, FSDP's first version; and stepping in backward."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import fusedadam
+from tests.distributed.parts import digest, here, mesh_of
+from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, SUMMING
+from tests.distributed.test_backward import STEPS, batch, loss_of, make, model, train
+from tests.distributed.test_backward import assert_same as assert_same_as_alone
+
+EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+WITHOUT_SEVERAL = ["AdamW", "Adam amsgrad", "EmaAdamW", "AdamP nesterov", "BertAdam parameter"]
+OVER_SEVERAL = [name for name in OPTIMIZERS if name not in WITHOUT_SEVERAL]
+EVERY_ELEMENTWISE = pytest.mark.parametrize("optimizer", ELEMENTWISE)
+EVERY_SUMMING = pytest.mark.parametrize("optimizer", SUMMING)
+
+
+def mine(step: int) -> Tensor:
+    return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train_ddp(optimizer: str) -> str:
+    alone = train(model(), optimizer)
+    net = DistributedDataParallel(model())
+    assert_same_as_alone(train(net, optimizer, dist.get_rank(), dist.get_world_size()), alone)
+    return digest(net.parameters())
+
+
+@EVERY
+def test_ddp(two, optimizer):
+    one, other = two.run(train_ddp, optimizer)
+    assert one == other
+
+
+def zero_of(optimizer: str, net: nn.Module) -> Any:
+    """With the class and the options that ``make`` chooses."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which takes long to import
+
+    one = make(optimizer, [torch.nn.Parameter(torch.ones(1))])
+    given = {
+        **OPTIMIZERS[optimizer].keywords,
+        **{n: one.defaults[n] for n in ("eps", "e", "delta") if n in one.defaults},
+    }
+    return ZeroRedundancyOptimizer(net.parameters(), optimizer_class=type(one), **given)
+
+
+def train_zero(optimizer: str) -> None:
+    """The same gradients everywhere, of one process: then every parameter, which is whole somewhere, has its bits."""
+    net, other = model(), model()
+    single, zero = make(optimizer, net.parameters()), zero_of(optimizer, other)
+    for step in range(STEPS):
+        _step_both(step, net, single, other, zero)
+    assert sum(len(s) > 0 for s in zero.optim.state.values()) < len(list(net.parameters())), "nothing was divided"
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+    zero.consolidate_state_dict(to=0)
+    if dist.get_rank() == 0:
+        saved, expected = zero.state_dict(), single.state_dict()
+        assert saved["state"].keys() == expected["state"].keys()
+        for key, states in expected["state"].items():
+            torch.testing.assert_close(dict(saved["state"][key]), dict(states), rtol=0, atol=0)
+        fresh = make(optimizer, model().parameters())
+        fresh.load_state_dict(saved)  # by one process
+    box = [zero.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    again = zero_of(optimizer, other)
+    again.load_state_dict(box[0])
+    for step in range(STEPS, STEPS + 2):
+        _step_both(step, net, single, other, again)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def _step_both(step: int, net: nn.Module, single: Any, other: nn.Module, zero: Any) -> None:
+    x = batch(step)
+    single.zero_grad()
+    loss_of(net(x), x).backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        q.grad = p.grad.clone()  # type: ignore[union-attr]
+    single.step()
+    zero.step()
+
+
+@pytest.mark.parametrize("optimizer", WITHOUT_SEVERAL)
+def test_zero(two, optimizer):
+    two.run(train_zero, optimizer)
+
+
+def refuse_zero(optimizer: str) -> None:
+    with pytest.raises(ValueError, match=r"gives each process some of the parameters.*leave max_grad_norm out"):
+        zero_of(optimizer, model())
+
+
+@pytest.mark.parametrize("optimizer", OVER_SEVERAL)
+def test_zero_refuses_norms_over_several(two, optimizer):
+    two.run(refuse_zero, optimizer)
+
+
+def refuse_zero_later() -> None:
+    """An option that is set after the optimizer was made."""
+    net = model()
+    zero = zero_of("AdamW", net)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    zero.step()
+    for group in zero.param_groups:
+        group["max_grad_norm"] = 1.0
+    with pytest.raises(ValueError, match="ZeroRedundancyOptimizer"):
+        zero.step()
+
+
+def test_zero_refuses_norms_that_are_asked_for_later(two):
+    two.run(refuse_zero_later)
+
+
+def fsdp1(original: bool) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a GPU would be faster
+        return FullyShardedDataParallel(model(), use_orig_params=original, device_id=torch.device("cpu"))
+
+
+def train_fsdp1(optimizer: str, original: bool) -> None:
+    alone = train(model(), optimizer)
+    net = fsdp1(original)
+    opt = make(optimizer, net.parameters())
+    for step in range(STEPS):
+        x = mine(step)
+        opt.zero_grad()
+        loss_of(net(x), x).backward()
+        opt.step()
+    with FullyShardedDataParallel.summon_full_params(net):
+        trained = [p.detach().clone() for p in net.module.parameters()]
+        if not original:
+            trained = [t.view(a.shape) for t, a in zip(trained, alone[0], strict=True)]
+        torch.testing.assert_close(trained, alone[0], rtol=0, atol=1e-6)
+
+
+ORIGINAL = pytest.mark.parametrize("original", [False, True], ids=["flat parameters", "use_orig_params"])
+
+
+@ORIGINAL
+@EVERY_ELEMENTWISE
+def test_fsdp1(two, optimizer, original):
+    two.run(train_fsdp1, optimizer, original)
+
+
+def refuse_fsdp1(optimizer: str, original: bool) -> None:
+    with pytest.raises(ValueError, match=r"FullyShardedDataParallel has flattened.*fully_shard \(FSDP2\) instead"):
+        make(optimizer, fsdp1(original).parameters())
+
+
+@ORIGINAL
+@EVERY_SUMMING
+def test_fsdp1_refuses_rules_that_sum(two, optimizer, original):
+    two.run(refuse_fsdp1, optimizer, original)
+
+
+def refuse_fsdp1_later() -> None:
+    net = fsdp1(True)
+    opt = fusedadam.AdamW(net.parameters())
+    loss_of(net(mine(0)), mine(0)).backward()
+    opt.param_groups[0]["max_grad_norm"] = 1.0
+    with pytest.raises(ValueError, match="FullyShardedDataParallel has flattened"):
+        opt.step()
+    opt.param_groups[0]["max_grad_norm"] = None
+    opt.step()
+
+
+def test_fsdp1_refuses_norms_that_are_asked_for_later(two):
+    two.run(refuse_fsdp1_later)
+
+
+def in_backward(optimizer: str, world: int) -> None:
+    """The bits of the same training with step() after backward."""
+    ends = []
+    for early in (False, True):
+        net = model()
+        for module in (net[0], net):  # type: ignore[index]
+            fully_shard(module, mesh=mesh_of(world))
+        make_it = functools.partial(make, optimizer)
+        opt = fusedadam.step_in_backward(net, make_it) if early else make_it(net.parameters())
+        for step in range(STEPS):
+            opt.zero_grad()
+            loss_of(net(mine(step)), mine(step)).backward()
+            assert all(p.grad is None for p in net.parameters()) == early
+            opt.step()
+        states = [v for p in net.parameters() for v in opt.state[p].values()]
+        ends.append([here(t).clone() for t in (*net.parameters(), *states)])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+@EVERY_ELEMENTWISE
+def test_step_in_backward_under_fsdp2(two, optimizer):
+    two.run(in_backward, optimizer, 2)
+
+
+def refuse_in_backward(optimizer: str) -> None:
+    net = model()
+    fully_shard(net, mesh=mesh_of(2))
+    with pytest.raises(ValueError, match=r"stepping in backward (would wait for|sees one gradient)"):
+        fusedadam.step_in_backward(net, functools.partial(make, optimizer))
+    # and nothing is left behind: the model can be trained
+    opt = make(optimizer, net.parameters())
+    loss_of(net(mine(0)), mine(0)).backward()
+    opt.step()
+
+
+@EVERY_SUMMING
+def test_step_in_backward_refuses_rules_that_sum(two, optimizer):
+    two.run(refuse_in_backward, optimizer)

@@ -1,0 +1,154 @@
+"""Real process groups (gloo) for tests: processes that stay, and run one function after the other together.
+
+They are forked from a server that has imported torch once, so a world of four begins in a fraction of a second, and one
+that was broken by a test that failed costs the next test nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LIMIT = 180.0  # seconds in which whatever happens must have happened: kernels may be compiled, on a busy machine
+GRACE = 3.0  # seconds in which the others are heard after one has failed: most fail of the same
+PRELOADED = ["tests.distributed.preload"]
+
+
+class Answer(NamedTuple):
+    """What became of the call on one rank: its result, or what went wrong in words."""
+
+    ok: bool
+    value: Any
+    seconds: float
+
+
+class World:
+    """``run(function, *arguments)`` calls it in every process at once, and returns what each of them returned.
+
+    The function must be at the top of a module, and all that goes in and out is pickled, tensors by value.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._folder = ""
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> list[Any]:
+        answers = self.outcomes(function, *arguments, limit=limit)
+        failed: dict[str, list[int]] = {}  # most often all fail of the same: it is said once
+        for rank, answer in enumerate(answers):
+            if not answer.ok:
+                failed.setdefault(answer.value, []).append(rank)
+        if failed:
+            texts = [f"rank {', '.join(map(str, ranks))} of {self.size}: {text}" for text, ranks in failed.items()]
+            raise AssertionError("\n".join(texts))
+        return [answer.value for answer in answers]
+
+    def outcomes(
+        self, function: Callable[..., Any], *arguments: Any, limit: float = LIMIT, grace: float = GRACE
+    ) -> list[Answer]:
+        """As ``run``, but tells of every rank what became of it. If one fails the others are heard for ``grace`` more
+        seconds, and the processes end: their group is in no state to go on with."""
+        self._begin()
+        call = pickle.dumps((function.__module__, function.__qualname__, arguments))
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # one that has died since is found out below
+                pipe.send_bytes(call)
+        answers: dict[int, Answer] = {}
+        begun = time.monotonic()
+        end = begun + limit
+        while len(answers) < self.size and time.monotonic() < end:
+            for pipe in wait([p for k, p in enumerate(self._pipes) if k not in answers], timeout=0.1):
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                answers[rank] = answer = Answer(*self._heard(rank), time.monotonic() - begun)
+                if not answer.ok:
+                    end = min(end, time.monotonic() + grace)
+        late = f"did not answer within {time.monotonic() - begun:.0f} s; it was at\n"
+        for rank in [rank for rank in range(self.size) if rank not in answers]:
+            answers[rank] = Answer(False, late + self._where(rank), time.monotonic() - begun)
+        if not all(answer.ok for answer in answers.values()):
+            self.end()
+        return [answers[rank] for rank in range(self.size)]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._processes, self._pipes = [], []
+
+    def _begin(self) -> None:
+        if self._processes:
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._folder = tempfile.mkdtemp()
+        for rank in range(self.size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, self.size, self._folder), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(mine)
+
+    def _heard(self, rank: int) -> tuple[bool, Any]:
+        try:
+            return pickle.loads(self._pipes[rank].recv_bytes())  # type: ignore[no-any-return]
+        except (EOFError, OSError):
+            self._processes[rank].join(GRACE)
+            return False, f"the process ended, with exit code {self._processes[rank].exitcode}"
+
+    def _where(self, rank: int) -> str:
+        """Where a process is that does not answer."""
+        with contextlib.suppress(OSError):
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+            time.sleep(0.3)
+            return _stack_file(self._folder, rank).read_text()
+        return "an unknown place"
+
+
+def _stack_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"stack of rank {rank}"
+
+
+def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    with _stack_file(folder, rank).open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack)
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT)
+        )
+        while True:
+            try:
+                module, name, arguments = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                return
+            pipe.send_bytes(_answer(module, name, arguments))
+
+
+def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps((True, getattr(importlib.import_module(module), name)(*arguments)))
+    except BaseException:
+        return pickle.dumps((False, traceback.format_exc()))
