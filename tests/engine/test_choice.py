@@ -33,8 +33,21 @@ def test_the_device_chooses(device, name, monkeypatch):
     monkeypatch.setattr(backends, "_load", chosen.append)
     monkeypatch.setattr(backends, "_installed", lambda name: True)
     monkeypatch.setattr(backends, "_has_compiler", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     backends.choose(FakeDevice(device), None)
     assert chosen == [name]
+
+
+def test_a_gpu_is_served_eagerly_where_triton_is_interpreted(monkeypatch):
+    """The interpreter reads addresses as if they were the host's: a step would end the process."""
+    chosen = []
+    monkeypatch.setattr(backends, "_load", chosen.append)
+    monkeypatch.setattr(backends, "_installed", lambda name: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    backends._warn.cache_clear()
+    with pytest.warns(UserWarning, match=r"TRITON_INTERPRET=1 is set.*unset it, so optimizers on cuda run eagerly"):
+        backends.choose(FakeDevice("cuda"), None)
+    assert chosen == ["eager"]
 
 
 @pytest.mark.parametrize(

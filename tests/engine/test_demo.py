@@ -1,19 +1,23 @@
-"""The command line, and the demo as a person starts it."""
+"""The demo, as a person starts it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fusedadam import AdamP
 from fusedadam import __main__ as command_line
-from fusedadam.cli import demo, side_by_side
+from fusedadam.cli import demo, estimate, figure, side_by_side
+from fusedadam.cli.estimate import Saving
 from fusedadam.cli.peers import AdamPLoop, BertAdamLoop
-from fusedadam.cli.side_by_side import ADAMP_PEER, Result
+from fusedadam.cli.side_by_side import ADAMP_PEER, OPTIMIZERS, Result
 from tests.meaning.by_hand import AdamPByHand, BertAdamByHand
 
 # One thread: with several, torch's wait for each other, and beside other busy programs that takes many times as long.
@@ -39,15 +43,78 @@ def validation_losses(output: str) -> dict[str, float]:
     return {row[0]: float(row[1]) for row in cells if len(row) == 4 and row[0] in names}
 
 
-def test_demo_trains_every_optimizer_like_its_peer() -> None:
-    done = fusedadam("demo", "--steps", "3", "--device", "cpu")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Three steps, with --json: what a person reads is on standard error then."""
+    picture = tmp_path_factory.mktemp("demo") / "demo.png"
+    done = fusedadam("demo", "--steps", "3", "--device", "cpu", "--json", "--output", str(picture))
     assert done.returncode == 0, done.stderr
-    losses = validation_losses(done.stdout)
-    assert losses.keys() == {*PEERS, *PEERS.values()}, done.stdout
+    return {"said": done.stderr, "json": json.loads(done.stdout), "picture": picture}
+
+
+def test_demo_trains_every_optimizer_like_its_peer(run: dict[str, Any]) -> None:
+    losses = validation_losses(run["said"])
+    assert losses.keys() == {*PEERS, *PEERS.values()}, run["said"]
     for ours, theirs in PEERS.items():
         assert losses[ours] == pytest.approx(losses[theirs], abs=1e-2)
     assert max(losses.values()) < 5.2, "three steps should get below log(256) = 5.55, the loss of knowing nothing"
-    assert "projected the updates of 20 matrices" in done.stdout
+    assert "projected the updates of 20 matrices" in run["said"]
+    assert "\x1b" not in run["said"], "plain where there is no terminal"
+
+
+def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
+    data = run["json"]
+    assert (data["version"], data["steps"], data["seed"], data["estimate"]) == (1, 3, 0, None)
+    told = validation_losses(run["said"])
+    for result in data["results"]:
+        assert result["loss"] == pytest.approx(told[result["name"]], abs=1e-4)
+        assert len(result["losses"]) == 3
+        assert result["losses"][2] < result["losses"][0]
+        assert 0 < result["fastest_step_ms"] <= result["step_ms"]
+    assert "only 1 of the steps" in data["speed_doubt"]
+
+
+def test_demo_draws_a_picture(run: dict[str, Any]) -> None:
+    assert f"Loss curves and time saved: {run['picture']}" in run["said"]
+    assert run["picture"].read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_without_matplotlib_the_demo_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(figure, "possible", lambda: False)
+    demo.draw([], "a machine", 10, tmp_path / "demo.png")
+    assert capsys.readouterr().out == "No picture: matplotlib is not installed (pip install matplotlib).\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_run_of_ones_own_would_save() -> None:
+    per_parameter = {"torch AdamW": 3e-6, "fusedadam AdamW": 2e-6, "adamp AdamP": 9e-5, "fusedadam AdamP": 3e-6}
+    adamw, adamp = estimate.savings(per_parameter, count=1e7, steps_per_second=10)
+    assert (adamw.name, adamw.peer) == ("fusedadam AdamW", "torch AdamW")
+    assert (adamw.peer_ms, adamw.our_ms, adamw.whole_ms) == pytest.approx((30, 20, 100))
+    assert adamw.faster_by == pytest.approx(100 / 90)
+    assert adamw.seconds_a_day == pytest.approx(8640)
+    assert estimate.cells(adamw) == ["AdamW", "30.0", "20.0", "1.11 x", "+144 min"]
+    assert not adamp.possible
+    assert estimate.cells(adamp)[3:] == ["-", "-"]
+    assert "a step of adamp AdamP would alone take longer" in (estimate.impossible([adamw, adamp]) or "")
+    assert estimate.impossible([adamw]) is None
+    slower = Saving("fusedadam AdamW", "torch AdamW", peer_ms=20, our_ms=30, whole_ms=100)
+    assert estimate.cells(slower)[3:] == ["0.91 x", "-144 min"]
+
+
+def test_the_estimate_is_measured_here_and_says_what_it_assumes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(estimate, "ON_CPU", [(20, 50), (50, 20)])
+    monkeypatch.setattr(estimate, "PACE", estimate.Pace(turns=1, seconds=1e-3))
+    saved = demo.estimated(2000, 1.0, torch.device("cpu"))
+    assert [s.name for s in saved] == list(OPTIMIZERS)[1::2]
+    assert all(0 < s.our_ms < 1000 for s in saved), "as many parameters as were measured take as long as they took"
+    said = capsys.readouterr().out
+    assert "Your run: 2e+03 parameters, 1 steps a second" in said
+    assert "Assumed: all of these parameters are on one such device, in float32" in said
 
 
 def test_without_a_command_the_help_is_shown() -> None:
@@ -63,7 +130,18 @@ def test_an_unknown_command_is_refused() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [("--steps", "1"), ("--steps", "many"), ("--device", "toaster"), ("--nonsense",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--steps", "1"),
+        ("--steps", "many"),
+        ("--device", "toaster"),
+        ("--nonsense",),
+        ("--params", "0", "--steps-per-second", "1"),
+        ("--params", "1e9"),
+        ("--output", "no such folder/demo.png"),
+    ],
+)
 def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         command_line.main(["demo", *options])

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import fusedadam
 from fusedadam import backends
-from fusedadam.cli import display
+from fusedadam.cli import arguments as types
+from fusedadam.cli import demo_picture, display, estimate, figure
 from fusedadam.cli.peers import adamp_package
 from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
@@ -26,8 +35,17 @@ ENOUGH_STEPS = 20  # measured ones, to say anything about speed
 
 
 def main(arguments: Sequence[str]) -> int:
-    began = time.perf_counter()
     options = _options(arguments)
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        data = run(options)
+    if options.json:
+        print(json.dumps(data, indent=2))
+    return 0
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Trains and tells; returns what was measured."""
+    began = time.perf_counter()
     device: torch.device = options.device
     size = ON_CPU if device.type == "cpu" else ON_GPU
     torch.manual_seed(options.seed)
@@ -47,12 +65,52 @@ def main(arguments: Sequence[str]) -> int:
         print(f"Stopped: {SECONDS} seconds are over. With --steps {steps} it takes all {steps}, however long that is.")
 
     held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
-    report([training.result(held_out) for training in trainings], done)
+    results = [training.result(held_out) for training in trainings]
+    report(results, done)
     for training in trainings:
         if isinstance(training.optimizer, fusedadam.AdamP):
             print(projections_sentence(training.optimizer))
-    print(f"The demo took {time.perf_counter() - began:.0f} seconds.")
-    return 0
+    draw(results, f"{parameters / 1e6:.1f}M parameters on {device_name(device)}", done, options.output)
+    saved = None if options.params is None else estimated(options.params, options.steps_per_second, device)
+    seconds = time.perf_counter() - began
+    print(f"The demo took {seconds:.0f} seconds.")
+    return {
+        "version": 1,
+        "device": str(device),
+        "name": device_name(device),
+        "torch": torch.__version__,
+        "fusedadam": fusedadam.__version__,
+        "parameters": parameters,
+        "steps": done,
+        "seed": options.seed,
+        "results": [dataclasses.asdict(result) for result in results],
+        "speed_doubt": speed_doubt(results, done - unmeasured(done)),
+        "estimate": saved and [dataclasses.asdict(s) | {"seconds_a_day": s.seconds_a_day} for s in saved],
+        "seconds": seconds,
+    }
+
+
+def draw(results: Sequence[Result], where: str, steps: int, path: Path) -> None:
+    if not figure.possible():
+        print(figure.MISSING)
+        return
+    title = f"Ours beside their peers, {steps} steps of a transformer of {where}"
+    doubt = speed_doubt(results, steps - unmeasured(steps))
+    path.write_bytes(demo_picture.png(list(zip(results[1::2], results[::2], strict=True)), title, doubt))
+    print(f"Loss curves and time saved: {path}")
+
+
+def estimated(count: float, steps_per_second: float, device: torch.device) -> list[estimate.Saving]:
+    print(
+        f"\nYour run: {count:.3g} parameters, {steps_per_second:g} steps a second. Measuring large steps ...",
+        flush=True,
+    )
+    saved = estimate.savings(estimate.ms_per_parameter(device), count, steps_per_second)
+    display.table(estimate.HEADERS, [estimate.cells(saving) for saving in saved])
+    for sentence in (estimate.impossible(saved), estimate.assumptions(device)):
+        if sentence:
+            print(sentence)
+    return saved
 
 
 def report(results: Sequence[Result], steps: int) -> None:
@@ -105,23 +163,39 @@ def _compare(ratio: float) -> str:
     return f"{word} ({ratio:.2f} x)"
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
 def _describe(device: torch.device) -> str:
     backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    threads = torch.get_num_threads()
-    return f"{device} on {name}, torch {torch.__version__}, {threads} threads, served by fusedadam's {backend} backend"
+    machine = f"{device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    return f"{machine}, served by fusedadam's {backend} backend"
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fusedadam demo",
         description="Trains a small transformer with these optimizers and with their peers, side by side.",
+        epilog="exit codes: 0 done, 2 wrong options, 130 stopped by Ctrl-C",
     )
     parser.add_argument("--steps", type=_steps, help=f"default: {STEPS}, or as many as {SECONDS} seconds allow")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
-    parser.add_argument("--device", type=_device, help="default: cuda if there is one, else cpu")
+    parser.add_argument("--device", type=types.device, help="default: cuda if there is one, else cpu")
+    parser.add_argument("--output", type=Path, default=Path("fusedadam-demo.png"), metavar="FILE",
+                        help="for the picture (default: fusedadam-demo.png)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="figures on standard output, all else on standard error")
+    own = parser.add_argument_group("what your own run would save (both, as --params 1.3e9 --steps-per-second 2)")
+    own.add_argument("--params", type=_positive, metavar="N", help="parameters of your model, on each device")
+    own.add_argument("--steps-per-second", type=_positive, metavar="N", help="training steps that you make now")
     options = parser.parse_args(arguments)
-    options.device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if (options.params is None) != (options.steps_per_second is None):
+        parser.error("--params and --steps-per-second must be given together: a saving is a part of your training step")
+    if not options.output.parent.is_dir() or not os.access(options.output.parent, os.W_OK) or options.output.is_dir():
+        parser.error(
+            f"argument --output: {options.output} cannot be written; name a file in a folder that you can write"
+        )
+    options.device = options.device or types.default_device()
     return options
 
 
@@ -131,10 +205,11 @@ def _steps(text: str) -> int:
     return int(text)
 
 
-def _device(text: str) -> torch.device:
+def _positive(text: str) -> float:
     try:
-        device = torch.device(text)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return device
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, as 1.3e9")
+    return value

@@ -1,12 +1,14 @@
 """The optimizers of the demo and their peers, training copies of one model on the same batches.
 
-They take turns step by step: whatever else the machine does at the time then slows all of them alike.
+They take turns of a few steps: whatever else the machine does at the time then slows all of them alike, and most steps
+find the processor's caches as a training that is alone would.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +23,7 @@ from fusedadam.cli import display
 from fusedadam.cli.peers import EMA_DECAY, AdamPLoop, BertAdamLoop, TorchAdamWWithEma, adamp_package
 from fusedadam.cli.tiny_transformer import TinyTransformer
 
+TURN, LONGEST_TURN = 5, 2.0  # steps, unless all together would take longer than so many seconds
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
 ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
 # without bias correction the first steps are three times as large: at 1e-3 the training would leave its course
@@ -51,6 +54,7 @@ class Result:
     pass_ms: float  # forward and backward
     step_ms: float
     fastest_step_ms: float
+    losses: tuple[float, ...] = ()  # while training, step by step
 
 
 class Training:
@@ -64,6 +68,7 @@ class Training:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.pass_times: list[float] = []
         self.step_times: list[float] = []
+        self.losses: list[float] = []
 
     def step(self, windows: Tensor) -> float:
         started = self._now()
@@ -75,7 +80,8 @@ class Training:
         self.step_times.append(1e3 * (self._now() - passed))
         self.pass_times.append(1e3 * (passed - started))
         self.schedule.step()
-        return loss.item()
+        self.losses.append(loss.item())
+        return self.losses[-1]
 
     @torch.no_grad()
     def validate(self, windows: Tensor) -> float:
@@ -87,8 +93,8 @@ class Training:
     def result(self, held_out: Tensor) -> Result:
         first = unmeasured(len(self.step_times))
         passes, steps = self.pass_times[first:], self.step_times[first:]
-        loss = self.validate(held_out)
-        return Result(self.name, loss, statistics.median(passes), statistics.median(steps), min(steps))
+        pass_ms, step_ms = statistics.median(passes), statistics.median(steps)
+        return Result(self.name, self.validate(held_out), pass_ms, step_ms, min(steps), tuple(self.losses))
 
     def _now(self) -> float:
         """Work on an accelerator is only queued when a call returns; a time means something once it is done."""
@@ -110,12 +116,15 @@ def unmeasured(steps: int) -> int:
 def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
     """Trains until the batches are used up or the ``seconds`` would be, and returns how many steps that were."""
     now, done = time.perf_counter(), 0
-    end = now + seconds
+    end, left, turn_length = now + seconds, iter(batches), 1
     with display.progress([t.name for t in trainings], steps) as advance:
-        for windows in batches:
+        while turn := list(itertools.islice(left, turn_length)):
             began = now
-            advance([t.step(windows) for t in trainings])
-            done, now = done + 1, time.perf_counter()
+            losses = [[training.step(windows) for windows in turn] for training in trainings]
+            for each in zip(*losses, strict=True):
+                advance(list(each))
+            done, now = done + len(turn), time.perf_counter()
+            turn_length = TURN if (now - began) / len(turn) * TURN < LONGEST_TURN else 1
             if now + (now - began) > end and done >= 2:  # one to compile, one to measure
                 break
     return done

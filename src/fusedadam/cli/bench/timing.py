@@ -1,0 +1,97 @@
+"""How a call is timed: whole turns of many calls, so that several can take turns and be slowed alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusedadam.cli.bench.shapes import Shape
+
+Step = Callable[[], object]
+MOST_CALLS = 100
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many turns, and how many seconds each."""
+
+    turns: int
+    seconds: float
+
+
+def waiting_for(device: str) -> Callable[[], None]:
+    """Work on an accelerator is only queued when a call returns; a time means something once it is done."""
+    return (lambda: None) if device == "cpu" else (lambda: torch.accelerator.synchronize(device))
+
+
+class Timer:
+    """Times calls of one function. Making one calls it a few times: kernels are compiled, memory is set aside."""
+
+    def __init__(self, step: Step, device: str, seconds: float) -> None:
+        self.step, self.wait, self.queued = step, waiting_for(device), device != "cpu"
+        self._seconds(2)
+        self.calls = max(1, min(MOST_CALLS, round(seconds / self._seconds(3))))
+
+    def turn(self) -> float:
+        """Milliseconds a call, of as many calls as take the turn's seconds."""
+        return 1e3 * self._seconds(self.calls)
+
+    def host(self) -> float:
+        """Milliseconds until a single call returns, with nothing queued before it."""
+        self.wait()
+        taken = self._one()
+        self.wait()
+        return 1e3 * taken
+
+    def _seconds(self, calls: int) -> float:
+        """Where calls are not queued each has its own time, and the median leaves out those that others disturbed."""
+        if not self.queued:
+            return statistics.median(self._one() for _ in range(calls))
+        self.wait()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self.step()
+        self.wait()
+        return (time.perf_counter() - begin) / calls
+
+    def _one(self) -> float:
+        begin = time.perf_counter()
+        self.step()
+        return time.perf_counter() - begin
+
+
+def compare(steps: Mapping[str, Step], device: str, pace: Pace) -> dict[str, list[float]]:
+    """Milliseconds a call of each, turn by turn, one after the other in each turn."""
+    timers = {name: Timer(step, device, pace.seconds) for name, step in steps.items()}
+    times: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(pace.turns):
+        for name, timer in timers.items():
+            times[name].append(timer.turn())
+    return times
+
+
+def parameters_with_gradients(shapes: Sequence[Shape], device: str, dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    """Gradients are independent of the parameters, and stay the same from step to step."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    return params
+
+
+def large_copy(device: str) -> tuple[Step, int]:
+    """A copy that no cache can hold, and the bytes that it reads and writes.
+
+    On a CPU it is one in place, with the signs turned: to write somewhere else, a processor first reads what is there,
+    which an update in place has read anyway.
+    """
+    source = torch.ones(2**25 if device == "cpu" else 2**28, device=device)
+    moved = 2 * source.numel() * source.element_size()
+    if device == "cpu":
+        return source.neg_, moved
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source), moved

@@ -1,0 +1,79 @@
+"""`fusedadam doctor`: what serves which device here, and is anything wrong?
+
+facts.py     what is on this machine
+problems.py  known problems, found by those facts
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from fusedadam.cli import frame
+from fusedadam.cli.doctor.facts import NEVER_TESTED, Cache, Device, Facts, Threads, gather
+from fusedadam.cli.doctor.problems import Problem, find
+from fusedadam.memory import readable
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = frame.parser(
+        "doctor",
+        "Tells what serves which device here and why not another, and finds known problems. It takes no step and "
+        "compiles nothing.",
+        {"": "look at this machine", "--json > doctor.json": "to attach to a report"},
+    )
+    frame.add_json(parser)
+    options = parser.parse_args(arguments)
+    facts = gather()
+    problems = find(facts)
+    serious = any(problem.serious for problem in problems)
+    if options.json:
+        said = asdict(facts) | {"never_tested": NEVER_TESTED, "problems": [asdict(p) for p in problems]}
+        frame.print_json({"ok": not serious, **said})
+    else:
+        print("\n".join(report(facts, problems)))
+    return frame.WRONG if serious else frame.FINE
+
+
+def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
+    yield f"fusedadam {facts.fusedadam} in {facts.location}"
+    packages = (f"{name} {version or 'is not installed'}" for name, version in facts.versions.items())
+    yield f"Python {facts.python} on {facts.system}; {', '.join(packages)}"
+    for device in facts.devices:
+        yield from ("", *_device(device))
+    yield from ("", _threads(facts.threads))
+    yield from map(_cache, facts.caches)
+    if facts.environment:
+        yield f"Environment: {', '.join(f'{name}={value}' for name, value in facts.environment.items())}"
+    yield textwrap.fill(f"Never tested by us: {'; '.join(NEVER_TESTED)}.", frame.WIDTH, subsequent_indent="  ")
+    yield ""
+    for problem in problems:
+        yield f"{'PROBLEM' if problem.serious else 'Note'}: {problem.what}"
+        yield f"  {problem.do}"
+    serious = sum(problem.serious for problem in problems)
+    if serious:
+        yield f"\n{serious} problem{'s' * (serious > 1)} found."
+    else:
+        yield f"No problems found. `{frame.program()} verify` proves that steps compute what they should."
+
+
+def _device(device: Device) -> Iterator[str]:
+    size = "" if device.memory is None else f", {readable(device.memory)} of memory"
+    yield f"{device.device}: {device.name}{size}"
+    yield f"  served by {device.backend}, {'tested' if device.tested else 'never tested'} by us on this kind of device"
+    yield from (f"  not by {name}: {reason}" for name, reason in device.why_not.items())
+
+
+def _threads(threads: Threads) -> str:
+    quota = "" if threads.quota is None else f" (of which the container may use {threads.quota:g})"
+    cores = f"{threads.cores} core{'s' * (threads.cores > 1)}{quota}"
+    where = "torch's own OpenMP threads; in a forked process, on a pool of ours" if threads.team else "a pool of ours"
+    return f"Threads: {threads.torch}, for {cores}; kernels on the CPU run on {where}"
+
+
+def _cache(cache: Cache) -> str:
+    if cache.folder is None:
+        return f"{cache.whose}'s compiled code: nowhere ({cache.error})"
+    more = "" if cache.counted else "at least "
+    return f"{cache.whose}'s compiled code: {cache.folder}, {more}{cache.files:,} kernels, {readable(cache.bytes)}"

@@ -1,0 +1,272 @@
+"""What is on this machine, as far as fusedadam is concerned. Nothing is compiled, and no step is taken."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fusedadam
+from fusedadam import backends, generated
+from fusedadam.machine import cores, processor
+
+PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
+FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
+SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba, from wherever
+COUNTING_SECONDS = 0.5  # for files in a cache, which may be very many
+
+# What our tests and measurements have run on.
+TESTED_PROCESSORS, TESTED_SYSTEM, TESTED_GPUS = ("x86_64", "amd64"), "Linux", ("NVIDIA H200",)
+NEVER_TESTED = (
+    "NVIDIA GPUs other than the H200",
+    "AMD GPUs (ROCm)",
+    "Intel GPUs (XPU)",
+    "Ascend NPUs",
+    "processors other than x86-64",
+    "Apple's MPS and other devices that torch knows",
+    "macOS and Windows",
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    device: str
+    name: str
+    memory: int | None
+    backend: str
+    why_not: dict[str, str]  # the other backends, and what speaks against each
+    lacking: str | None  # what the faster backend would need
+    tested: bool
+    capability: tuple[int, int] | None = None  # CUDA's
+
+
+@dataclass(frozen=True)
+class Threads:
+    torch: int
+    cores: int  # that this process may use
+    quota: float | None  # cores that its container may use
+    team: bool  # whether kernels run on torch's own threads
+
+    @property
+    def usable(self) -> int:
+        return self.cores if self.quota is None else max(1, min(self.cores, math.ceil(self.quota)))
+
+
+@dataclass(frozen=True)
+class Cache:
+    whose: str
+    folder: str | None
+    files: int = 0
+    bytes: int = 0
+    counted: bool = True  # False: there are more than could be counted in a moment
+    free: int | None = None  # bytes on the disk
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    fusedadam: str
+    location: str
+    python: str
+    system: str
+    versions: dict[str, str | None]
+    required: dict[str, str]  # the oldest versions that are supported
+    broken: dict[str, str]  # packages that are installed and cannot be imported, with the reason
+    devices: list[Device]
+    gpus: int  # NVIDIA's that the driver knows, whether or not torch can use them
+    cuda: str | None  # that torch was built for
+    complaints: list[str]  # what torch said while it was asked
+    threads: Threads
+    caches: list[Cache]
+    compiler: str | None
+    headers: bool  # Python's own, for C
+    numba_settings: dict[str, int | str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def gather() -> Facts:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.is_available()  # what is wrong with a driver is a warning of its own
+        devices = [_processor(), *_accelerators()]
+        caches = [_own_cache(), *_other_caches()]
+    needed = ["numba", *(["triton"] if any(d.device != "cpu" for d in devices) else [])]
+    broken = {name: error for name in needed if (error := _import_error(name)) is not None}
+    variables = {n: value for n, value in os.environ.items() if n.startswith(FAMILIES) or n in VARIABLES}
+    return Facts(
+        fusedadam=fusedadam.__version__,
+        location=str(Path(fusedadam.__file__).parent),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        versions={name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},
+        required=dict(_required()),
+        broken=broken,
+        devices=devices,
+        gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+        cuda=torch.version.cuda or torch.version.hip,
+        complaints=[m for m in dict.fromkeys(str(w.message) for w in caught) if not m.startswith("fusedadam")],
+        threads=_threads(),
+        caches=caches,
+        compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+        headers=_has_headers(),
+        numba_settings={} if "numba" in broken else _numba_settings(),
+        environment=dict(sorted(variables.items())),
+    )
+
+
+def _processor() -> Device:
+    tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
+    return _device(torch.device("cpu"), processor(), _host_memory(), tested)
+
+
+def _accelerators() -> Iterator[Device]:
+    if not torch.accelerator.is_available():
+        return
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    module: Any = getattr(torch, kind.type, None)
+    for index in range(torch.accelerator.device_count()):
+        device = torch.device(kind.type, index)
+        properties: Any = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
+        name = getattr(properties, "name", kind.type)
+        capability = (properties.major, properties.minor) if kind.type == "cuda" and not torch.version.hip else None
+        memory = getattr(properties, "total_memory", None)
+        yield _device(device, name, memory, name in TESTED_GPUS and torch.version.hip is None, capability)
+
+
+def _device(
+    device: torch.device, name: str, memory: int | None, tested: bool, capability: tuple[int, int] | None = None
+) -> Device:
+    backend, lacking = backends.best(device)
+    reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}
+    return Device(str(device), name, memory, backend, reasons, lacking, tested, capability)
+
+
+def _host_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return None
+
+
+def _threads() -> Threads:
+    from fusedadam.backends.numba.threading import torchs_team
+
+    return Threads(torch.get_num_threads(), cores(), _quota(), torchs_team() is not None)
+
+
+def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """How many cores a container may use; both versions of Linux's control groups."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((folder / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return None
+    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+
+
+def _own_cache() -> Cache:
+    try:
+        folder = generated.cache_folder()
+    except RuntimeError as error:
+        return Cache("fusedadam", None, error=str(error))
+    if folder is None:
+        return Cache("fusedadam", None, error="none could be written to; it must be a folder of your own")
+    return _count("fusedadam", folder, suffix=".py")
+
+
+def _other_caches() -> Iterator[Cache]:
+    if os.environ.get("NUMBA_CACHE_DIR"):  # then it has the machine code, and our folder the source alone
+        yield _count("Numba", Path(os.environ["NUMBA_CACHE_DIR"]), suffix=".nbc")
+    if _version("triton") is not None:
+        yield _count("Triton", triton_folder(), suffix=".json")
+
+
+def triton_folder() -> Path:
+    """Where Triton keeps compiled code, without asking it: that would import it."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
+def _count(whose: str, folder: Path, suffix: str) -> Cache:
+    """``suffix``: of the files that are counted, one for each kernel."""
+    files = size = 0
+    end = time.perf_counter() + COUNTING_SECONDS
+    for entry in _files(folder):
+        files += entry.name.endswith(suffix) and not entry.name.startswith("__grp__")
+        size += entry.stat(follow_symlinks=False).st_size
+        if time.perf_counter() > end:
+            break
+    else:
+        end = math.inf
+    existing = next((f for f in (folder, *folder.parents) if f.exists()), folder)
+    error = None if os.access(existing, os.W_OK | os.X_OK) else "cannot be written to"
+    return Cache(whose, str(folder), files, size, end == math.inf, shutil.disk_usage(existing).free, error)
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(Path(entry.path))
+                else:
+                    yield entry
+    except OSError:  # not there, or another process has just cleared it
+        return
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _required() -> Iterator[tuple[str, str]]:
+    """The lower bounds of pyproject.toml, where the package is installed."""
+    try:
+        lines = importlib.metadata.requires("fusedadam") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for line in lines:
+        match = re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line)
+        if match:
+            yield match[1], match[2]
+
+
+def _import_error(package: str) -> str | None:
+    """Only of what is there: that a package is missing is said elsewhere."""
+    if not backends._installed(package):
+        return None
+    try:
+        importlib.import_module(package)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def _numba_settings() -> dict[str, int | str]:
+    config = getattr(sys.modules.get("numba"), "config", None)
+    found = {name: getattr(config, name, None) for name in SETTINGS}
+    return {n: int(value) if isinstance(value, int) else str(value) for n, value in found.items() if value is not None}
+
+
+def _has_headers() -> bool:
+    return Path(sysconfig.get_path("include"), "Python.h").exists()

@@ -1,0 +1,191 @@
+"""Known problems, each found by a fact of this machine, with what to do about it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusedadam import generated
+from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
+from fusedadam.cli.doctor.facts import Facts
+from fusedadam.memory import readable
+
+OUR_VARIABLES = (generated.VARIABLE, DEVICE_VARIABLE)
+# Numba's own, and why they are set in vain: kernels are single C functions that torch's threads call.
+IN_VAIN = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
+AS_IT_SHOULD_BE = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
+LITTLE_SPACE = 64 << 20
+OLDEST_CAPABILITY = (8, 0)  # that Triton's own documentation promises
+
+
+@dataclass(frozen=True)
+class Problem:
+    what: str
+    do: str
+    serious: bool = True  # steps are wrong or slow, or fail; else only good to know
+
+
+def find(facts: Facts) -> list[Problem]:
+    """The serious ones first."""
+    found = [problem for check in CHECKS for problem in check(facts)]
+    return sorted(found, key=lambda problem: not problem.serious)
+
+
+def _backends(facts: Facts) -> Iterator[Problem]:
+    for lacking in dict.fromkeys(d.lacking for d in facts.devices if d.lacking is not None):
+        names = ", ".join(d.device for d in facts.devices if d.lacking == lacking)
+        yield Problem(f"Optimizers on {names} run eagerly, many times slower.", f"The reason: {lacking}.")
+    for package, error in facts.broken.items():
+        yield Problem(
+            f"{package} is installed but cannot be imported ({error}), so the first step fails.",
+            f"Run: pip install --upgrade --force-reinstall {package}",
+        )
+
+
+def _versions(facts: Facts) -> Iterator[Problem]:
+    for package, oldest in facts.required.items():
+        installed = facts.versions.get(package)
+        if installed is not None and _numbers(installed) < _numbers(oldest):
+            yield Problem(
+                f"{package} {installed} is older than {oldest}, the oldest version that fusedadam was tested with.",
+                f"Run: pip install --upgrade '{package}>={oldest}'",
+            )
+
+
+def _gpus(facts: Facts) -> Iterator[Problem]:
+    usable = any(d.device != "cpu" for d in facts.devices)
+    gpus = "an NVIDIA GPU" if facts.gpus == 1 else f"{facts.gpus} NVIDIA GPUs"
+    hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    if facts.gpus and not usable:
+        if hidden in ("", "-1"):
+            yield Problem(f"CUDA_VISIBLE_DEVICES={hidden!r} hides {gpus}.", "Unset it to train there.", False)
+        elif facts.cuda is None:
+            yield Problem(
+                f"The driver knows {gpus}, but this torch was built without CUDA.",
+                "Install a torch with CUDA if you want to train there.",
+                serious=False,
+            )
+        else:
+            said = "; ".join(facts.complaints) or "torch does not say why"
+            yield Problem(
+                f"The driver knows {gpus}, but torch cannot train there: {said}.",
+                f"Update the NVIDIA driver, or install a torch for an older CUDA than {facts.cuda}; in a container, "
+                "pass the GPUs on (docker run --gpus all).",
+            )
+    for device in facts.devices:
+        if device.capability is not None and device.capability < OLDEST_CAPABILITY:
+            found = ".".join(map(str, device.capability))
+            yield Problem(
+                f"{device.device} has compute capability {found}; Triton promises to work from 8.0 on.",
+                'Run `fusedadam verify`; if it fails, pass backend="eager".',
+                serious=False,
+            )
+
+
+def _triton(facts: Facts) -> Iterator[Problem]:
+    if not any(d.backend == "triton" and d.device != "cpu" for d in facts.devices):
+        if facts.environment.get("TRITON_INTERPRET") == "1" and all(d.device == "cpu" for d in facts.devices):
+            yield Problem(
+                "TRITON_INTERPRET=1 is set, and does nothing unless an optimizer is made with backend='triton'.",
+                "Unset it, unless you test Triton's kernels on the CPU.",
+                serious=False,
+            )
+        return
+    chosen = facts.environment.get("CC")
+    if chosen and shutil.which(chosen) is None:
+        yield Problem(
+            f"CC={chosen!r} is no program, and Triton calls it to build what launches kernels.",
+            "Unset CC, or set it to a C compiler.",
+        )
+    if not facts.headers:
+        yield Problem(
+            "Python's C headers (Python.h) are missing, which Triton needs to build what launches kernels.",
+            "Install them: python3-dev, python3-devel, or a Python that brings them along.",
+        )
+
+
+def _caches(facts: Facts) -> Iterator[Problem]:
+    gpu = any(d.backend == "triton" for d in facts.devices)
+    for cache in facts.caches:
+        if cache.whose == "fusedadam" and cache.folder is None:
+            do = "Unset it, or set it" if generated.VARIABLE in facts.environment else f"Set {generated.VARIABLE}"
+            yield Problem(f"There is no folder to keep compiled code in: {cache.error}.", f"{do} to such a folder.")
+        elif cache.error is not None and (cache.whose != "Triton" or gpu):
+            variable = {"Triton": "TRITON_CACHE_DIR", "Numba": "NUMBA_CACHE_DIR"}.get(cache.whose, generated.VARIABLE)
+            yield Problem(
+                f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles anew or fails.",
+                f"Set {variable} to a folder that can be written to.",
+            )
+        elif cache.free is not None and cache.free < LITTLE_SPACE:
+            yield Problem(
+                f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
+                f"Make room; what is in {cache.folder} may be deleted, and is compiled anew.",
+            )
+    own, chosen = facts.caches[0].folder, facts.environment.get(generated.VARIABLE)
+    if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
+        yield Problem(
+            f"Compiled code is kept in {own}, for lack of a cache folder, and may be gone after a restart.",
+            f"Set {generated.VARIABLE} to a folder that stays.",
+            serious=False,
+        )
+
+
+def _threads(facts: Facts) -> Iterator[Problem]:
+    threads = facts.threads
+    if threads.torch > threads.usable:
+        limit = f"{threads.cores} cores" if threads.quota is None else f"{threads.quota:g} cores of a container's quota"
+        yield Problem(
+            f"torch uses {threads.torch} threads, but this process has {limit}: they wait for each other.",
+            f"Set OMP_NUM_THREADS={threads.usable}, or call torch.set_num_threads({threads.usable}).",
+        )
+    elif threads.torch == 1 < threads.usable:
+        set_to_one = " (OMP_NUM_THREADS=1 is set)" if facts.environment.get("OMP_NUM_THREADS") == "1" else ""
+        yield Problem(
+            f"Steps on the CPU use one thread{set_to_one}, though {threads.usable} cores could be used.",
+            f"Set OMP_NUM_THREADS={threads.usable}, unless other processes need the cores.",
+            serious=False,
+        )
+    if not threads.team:
+        yield Problem(
+            "torch's own threads cannot be used here (they are not GNU OpenMP's), so kernels run on a pool of others.",
+            "Nothing need be done; a step right after backward may be slower than with torch's threads.",
+            serious=False,
+        )
+
+
+def _numba(facts: Facts) -> Iterator[Problem]:
+    settings = facts.numba_settings
+    if settings.get("DISABLE_JIT"):
+        yield Problem("NUMBA_DISABLE_JIT is set, and kernels cannot run uncompiled: every step fails.", "Unset it.")
+    for name in (n for n, good in AS_IT_SHOULD_BE.items() if settings.get(n, good) != good):
+        variable = "NUMBA_" + name.removesuffix("_DEFAULT")
+        yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
+    for name in IN_VAIN:
+        if name in facts.environment:
+            yield Problem(
+                f"{name} is set, and has no effect here: kernels run on torch's threads.",
+                "Use OMP_NUM_THREADS or torch.set_num_threads().",
+                serious=False,
+            )
+
+
+def _unknown_variables(facts: Facts) -> Iterator[Problem]:
+    for name in facts.environment:
+        if name.startswith("FUSEDADAM_") and name not in OUR_VARIABLES:
+            known = " and ".join(OUR_VARIABLES)
+            yield Problem(f"{name} is set, and nothing reads it.", f"Is it misspelt? There are {known}.", False)
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Problem]], ...] = (
+    _backends, _versions, _gpus, _triton, _caches, _threads, _numba, _unknown_variables,
+)  # fmt: skip
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` as numbers to compare."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,0 +1,44 @@
+"""What pictures have in common: matplotlib only where one is drawn, no screen, and the fonts that come with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MISSING = "No picture: matplotlib is not installed (pip install matplotlib)."
+OURS, PEER, FAILED, INK = "#2563eb", "#a3b1c6", "#b42318", "#1f2937"
+SERIES = ("#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#be185d", "#475569")
+
+
+def possible() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def empty(width: float, height: float, title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure.suptitle(title, fontsize=13, color=INK)
+    return figure
+
+
+def titled(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left", color=INK, wrap=True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def label(axes: Axes, x: float, y: float, text: str, color: str = INK) -> None:
+    """At the end of a bar, readable on whatever it covers."""
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    axes.text(x, y, text, va="center", fontsize=8.5, color=color, bbox=behind)
+
+
+def png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, format="png")
+    return content.getvalue()

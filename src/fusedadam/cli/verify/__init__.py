@@ -1,0 +1,203 @@
+"""`fusedadam verify`: proves on this machine that every optimizer computes what it should.
+
+cases.py  which optimizers, flags and dtypes
+steps.py  steps as a training takes them, on tensors of awkward sizes and layouts
+judge.py  the rule in float64, and how far a step is from it
+run.py    every case in every place, compared bit for bit and repeated
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import fusedadam
+from fusedadam import backends, generated
+from fusedadam.cli import arguments as types
+from fusedadam.cli import display, frame
+from fusedadam.cli.doctor.facts import triton_folder
+from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
+from fusedadam.cli.verify.run import Failure, Result, verify_all
+from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
+from fusedadam.machine import cores
+
+MOST_JOBS = 4  # more gain little, and each takes memory on a GPU
+CASES_SHOWN, EACH_SHOWN = 4, 2  # of failures; --json has all
+LEGEND = """bf16/f32: parameters in bfloat16, states in float32; f32/bf16: the other way round; else both in one dtype.
+An ulp is the distance to the next number; 0.5 is perfect rounding. float64 is judged by float64: 0 is the same bits."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    began = time.perf_counter()
+    options = _options(arguments)
+    places = list(_places(options))
+    cases = chosen(options.optimizer or [*OPTIMIZERS], options.all)
+    if not options.json:
+        print(f"Verifying {', '.join(dict.fromkeys(c.optimizer for c in cases))} on {', '.join(map(str, places))}:")
+        count = f"{len(cases)} case{'s' * (len(cases) > 1)}, each"
+        print(f"{count} of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
+    results: list[Result] = []
+    with display.counting("cases", len(cases), quiet=options.json) as advance:
+        for some in verify_all(cases, places, options.seed, options.jobs):
+            results += some
+            advance(len(some))
+    seconds = time.perf_counter() - began
+    failures = [failure for result in results for failure in result.failures]
+    if options.json:
+        frame.print_json(_as_json(results, places, failures, options.seed, seconds))
+    else:
+        _report(results, places, failures, seconds)
+    return frame.WRONG if failures else frame.FINE
+
+
+def _report(results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seconds: float) -> None:
+    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if _errors(results, mix=mix)]
+    rows = []
+    for optimizer in OPTIMIZERS:
+        for place in places:
+            if _errors(results, optimizer, place):
+                cells = (_errors(results, optimizer, place, mix) for mix in mixes)
+                rows.append((f"{optimizer}, {place}", *(f"{max(own)[0]:.2f}" if own else "-" for own in cells)))
+    if rows:
+        print("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
+        display.table(("optimizer, device, backend", *mixes), rows)
+        print(LEGEND)
+    if failures:
+        print("\n".join(_complaint(failures, places)))
+    else:
+        print("\n".join(_praise(results, places)))
+    print(f"It took {seconds:.0f} seconds, and {_processor_seconds():.0f} of processor time.")
+
+
+def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
+    states = max((states for result in results for _, states in result.errors.values()), default=0.0)
+    yield f"\nAll {len(results)} cases are right, to within the 2 ulps of float32 (float64) that are promised,"
+    yield f"and half an ulp where 16 bits are stored; states are within {states:.2f} ulps."
+    if len(places) > 1:
+        yield f"{', '.join(map(str, places))} gave the same bits in every step."
+    yield "A second run, on one thread, gave the same bits."
+
+
+def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator[str]:
+    wrong = dict.fromkeys(failure.place for failure in failures)
+    yield f"\nFAILED on {', '.join(map(str, wrong))}: {len(failures)} complaint{'s' * (len(failures) > 1)}."
+    where: dict[str, list[str]] = {}
+    for failure in failures:
+        where.setdefault(f"{failure.case}; on {failure.place}", []).append(failure.what)
+    for title, own in [*where.items()][:CASES_SHOWN]:
+        more = [f"... and {len(own) - EACH_SHOWN} more"] if len(own) > EACH_SHOWN else []
+        yield "\n  ".join((f"\n{title}:", *own[:EACH_SHOWN], *more))
+    if len(where) > CASES_SHOWN:
+        yield f"\n... and {len(where) - CASES_SHOWN} more cases."
+    yield "--json prints all complaints."
+    right = [place for place in places if place not in wrong]
+    yield "\nWhat to do:"
+    if folders := list(_folders(wrong)):
+        yield f"  - Delete the compiled code in {' and '.join(folders)}, and verify again: it may be damaged."
+    if right:
+        yield f"  - Until it passes, use what did: {', '.join(f'backend={p.backend!r} on {p.device}' for p in right)}."
+    else:
+        yield "  - Do not train with these optimizers on this machine until it passes."
+    yield "  - If it fails again, report it, with what `doctor --json` and `verify --json` print."
+
+
+def _folders(wrong: Iterable[Place]) -> Iterator[str]:
+    """Where the code of these places is kept."""
+    found = {place.backend for place in wrong}
+    with contextlib.suppress(RuntimeError):  # an unusable folder, which is what the failures say already
+        if found != {"eager"} and (folder := generated.cache_folder()) is not None:
+            yield str(folder)
+    if "triton" in found:
+        yield str(triton_folder())
+
+
+def _errors(
+    results: Sequence[Result], optimizer: str | None = None, place: Place | None = None, mix: str | None = None
+) -> list[tuple[float, float]]:
+    return [
+        error
+        for result in results
+        for where, error in result.errors.items()
+        if optimizer in (None, result.case.optimizer) and place in (None, where) and mix in (None, result.case.mix)
+    ]
+
+
+def _as_json(
+    results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seed: int, seconds: float
+) -> dict[str, Any]:
+    def finite(x: float) -> float | str:
+        return x if x < float("inf") else "infinite"
+
+    return {
+        "ok": not failures,
+        "fusedadam": fusedadam.__version__,
+        "torch": torch.__version__,
+        "places": [place._asdict() for place in places],
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "processor_seconds": round(_processor_seconds(), 1),
+        "cases": [
+            {
+                "case": result.case.title,
+                "optimizer": result.case.optimizer,
+                "dtypes": result.case.mix,
+                "errors": [
+                    {**place._asdict(), "param_ulps": finite(param), "state_ulps": finite(states)}
+                    for place, (param, states) in result.errors.items()
+                ],
+                "ok": not result.failures,
+            }
+            for result in results
+        ],
+        "failures": [{"case": f.case, **f.place._asdict(), "what": f.what} for f in failures],
+    }
+
+
+def _processor_seconds() -> float:
+    """Of this process and those that it started, which other programs on the machine do not add to."""
+    return sum(os.times()[:4])
+
+
+def _places(options: argparse.Namespace) -> Iterator[Place]:
+    given = [torch.empty(0, device=device).device for device in options.device or ()]  # "cuda" becomes one of them
+    for device in given or _devices():
+        for name in [options.backend] if options.backend else backends.NAMES:
+            reason = backends.why_not(name, device)
+            if reason is not None and options.backend:
+                options.error(f"argument --backend: {name} cannot serve {device}: {reason}")
+            # interpreted, which takes minutes, only if it is asked for by name
+            if reason is None and (options.backend or (name, device.type) != ("triton", "cpu")):
+                yield Place(str(device), name)
+
+
+def _devices() -> list[torch.device]:
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    others = [] if kind is None else [torch.device(kind.type, k) for k in range(torch.accelerator.device_count())]
+    return [torch.device("cpu"), *others]
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = frame.parser(
+        "verify",
+        "Proves on this machine that every optimizer computes what it should: each of its flags, in each dtype, by "
+        "every backend, on every device, against the update rule evaluated in float64. Backends must agree bit for "
+        "bit, and a second run with the first. Kernels that are compiled for it are kept for your trainings.",
+        {"": "everything, in about a minute", "--optimizer AdamP --device cuda:0": "only what you are about to use"},
+    )
+    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="only this one; may be given again")
+    parser.add_argument("--device", action="append", type=types.device, help="only there; may be given again")
+    parser.add_argument("--backend", choices=backends.NAMES, help="only this one")
+    parser.add_argument("--all", action="store_true", help="every combination of flags and dtypes: takes minutes")
+    parser.add_argument("--seed", type=types.whole(0), default=0, help="of the parameters and gradients (default: 0)")
+    jobs = min(MOST_JOBS, cores())
+    parser.add_argument("--jobs", type=types.whole(1), default=jobs, help=f"processes at a time (default: {jobs})")
+    frame.add_json(parser)
+    options = parser.parse_args(arguments)
+    options.error = parser.error
+    return options

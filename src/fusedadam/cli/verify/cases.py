@@ -1,0 +1,141 @@
+"""What is verified: which optimizers with which flags in which dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fusedadam
+from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.bert_adam import CLIPS
+from fusedadam.schedules import SCHEDULES
+from fusedadam.storage import STORAGES, names
+
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+MIXES = ((F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F32, BF16))  # parameters, states
+OPTIMIZERS: dict[str, type[FusedOptimizer]] = {
+    name: getattr(fusedadam, name) for name in ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")
+}
+
+# Norms that gradients are clipped to. What is drawn has norms of up to 180 a parameter and about 300 in all; an L2
+# penalty must stay well below the gradients, or all that is left of both is their rounding.
+OF_ALL, OF_SOME = 200.0, 50.0
+ADAM = {"amsgrad": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)}
+FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "AdamW": ADAM,
+    "Adam": ADAM,
+    "EmaAdamW": {"decoupled": (True, False), "max_grad_norm": (None, OF_ALL)},
+    "AdamP": {"nesterov": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_SOME)},
+    "BertAdam": {"clip": (None, *CLIPS), "maximize": (False, True)},
+}
+# Every flag on and off, every dtype. Kernels that sum take a compiler many times as long as others, so those that
+# share some are kept together; `--all` takes every combination.
+BY_HAND: dict[str, list[tuple[Any, ...]]] = {
+    "AdamW": [
+        (False, False, None, (F32, F32)), (True, False, None, (F16, F16)), (False, True, None, (BF16, F32)),
+        (True, True, None, (F32, BF16)),
+        (True, False, OF_ALL, (F32, F32)), (True, False, OF_ALL, (BF16, BF16)), (True, False, OF_ALL, (F64, F64)),
+    ],
+    "Adam": [
+        (True, True, None, (F32, F32)), (False, False, None, (BF16, BF16)), (True, False, None, (F64, F64)),
+        (False, True, OF_ALL, (F16, F16)), (False, True, OF_ALL, (BF16, F32)), (False, True, OF_ALL, (F32, BF16)),
+    ],
+    "EmaAdamW": [
+        (True, None, (F32, F32)), (False, None, (F16, F16)), (True, None, (F64, F64)), (False, None, (BF16, F32)),
+        (True, OF_ALL, (BF16, BF16)), (True, OF_ALL, (F32, BF16)), (False, OF_ALL, (F32, F32)),
+    ],
+    "AdamP": [
+        (False, False, None, (F32, F32)), (False, False, None, (BF16, F32)), (False, False, None, (F32, BF16)),
+        (True, False, None, (F16, F16)), (False, True, None, (F64, F64)), (True, True, OF_SOME, (BF16, BF16)),
+    ],
+    "BertAdam": [
+        (None, True, (BF16, F32)), ("parameter", False, (F32, F32)), ("parameter", False, (F16, F16)),
+        ("group", True, (BF16, BF16)), ("group", True, (F32, BF16)), ("all", False, (F64, F64)),
+    ],
+}  # fmt: skip
+SCALED = ("AdamW", "BertAdam")  # whose first case in float16 has its gradients scaled
+
+
+@dataclass(frozen=True)
+class Case:
+    optimizer: str
+    flags: tuple[tuple[str, Any], ...]
+    param: torch.dtype
+    state: torch.dtype
+    scaled: bool = False  # gradients come scaled, as by torch.amp.GradScaler
+
+    @property
+    def mix(self) -> str:
+        return STORAGES[self.param] + ("" if self.state == self.param else f"/{STORAGES[self.state]}")
+
+    @property
+    def title(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        scaled = ", gradients scaled" if self.scaled else ""
+        return f"{self.optimizer}({said}), parameters in {names([self.param])}, states in {names([self.state])}{scaled}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options = {name: value for name, value in self.flags if value not in (None, False) or name == "decoupled"}
+        if self.optimizer == "BertAdam":
+            options["max_grad_norm"] = OF_SOME if "clip" in options else None
+        return options
+
+    def make(self, params: Sequence[Tensor], backend: str) -> FusedOptimizer:
+        """With groups that differ in whatever is a matter of numbers, not of kernels."""
+        own = self._groups()
+        groups = [{"params": list(params[k :: len(own)]), **options} for k, options in enumerate(own)]
+        dtypes = {"state_dtype": self.state} | ({"ema_dtype": self.state} if self.optimizer == "EmaAdamW" else {})
+        make: Callable[..., FusedOptimizer] = OPTIMIZERS[self.optimizer]
+        return make(groups, backend=backend, **dtypes, **self.options)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        # float64 is judged by float64: powers that are exact keep the judge's own rounding out of it
+        beta1, beta2 = (0.875, 0.96875) if self.param == F64 else (0.9, 0.999)
+        common: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+        if self.optimizer == "BertAdam":
+            common |= {"b1": beta1, "b2": beta2, "e": 1e-3 if self.state == F16 else 1e-6}
+            return [common, *({**common, "schedule": s, "warmup": 0.4, "t_total": 6} for s in SCHEDULES)]
+        # a second moment that float16 has no number for is 0, and all that is left to divide by is eps
+        common |= {"betas": (beta1, beta2), "eps": 1e-3 if self.state == F16 else 1e-8}
+        if self.optimizer == "EmaAdamW":
+            others = {"ema_warmup": False, "bias_correction": False, "ema_decay": 0.75}
+            return [{**common, "ema_decay": 0.9}, {**common, **others, "lr": 3e-3}]
+        return [common, {**common, "lr": 3e-3, "weight_decay": 0.02}]
+
+
+def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:
+    """Every flag and every dtype of each optimizer; ``everything``: each combination of them."""
+    combinations = {name: itertools.product(*FLAGS[name].values(), MIXES) for name in optimizers}
+    return list(_cases([(n, row) for n in optimizers for row in (combinations[n] if everything else BY_HAND[n])]))
+
+
+def _cases(rows: Sequence[tuple[str, Any]]) -> Iterator[Case]:
+    seen = set()
+    for optimizer, (*flags, (param, state)) in rows:
+        scaled = param == F16 and optimizer in SCALED and optimizer not in seen
+        if scaled:
+            seen.add(optimizer)
+        yield Case(optimizer, tuple(zip(FLAGS[optimizer], flags, strict=True)), param, state, scaled)
+
+
+def together(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases that share kernels, for one process; the longest first, then short and long ones in turn.
+
+    So that something is done soon, and whoever is last has little left.
+    """
+    shared: dict[Any, list[Case]] = {}
+    for case in cases:
+        shared.setdefault((case.optimizer, case.flags), []).append(case)
+
+    def effort(alike: list[Case]) -> int:
+        clipped = sum(name in ("max_grad_norm", "clip") and value is not None for name, value in alike[0].flags)
+        return len(alike) * (1 + clipped) * (4 if alike[0].optimizer == "AdamP" else 1)
+
+    longest, *rest = sorted(shared.values(), key=effort, reverse=True)
+    return [longest, *(rest.pop(0 if turn % 2 else -1) for turn in range(len(rest)))]

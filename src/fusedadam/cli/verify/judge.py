@@ -1,0 +1,165 @@
+"""The judge: the rule itself, called as plain Python in float64, on what was stored before the step.
+
+Nothing here is compiled, and nothing is shared with a backend but the text of the rule. A step's error is the distance
+of what it stored from that, in units in the last place (ulps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam.clipping import clip_factor
+from fusedadam.rule import OWN_FLAGS, OWN_SCALARS, Rule
+from fusedadam.storage import compute_dtype
+
+F64 = torch.float64
+EXPONENT = 0x7FF0000000000000  # of a float64
+Roles: TypeAlias = Mapping[str, Tensor]
+
+PROMISED = 2.0  # ulps of the compute dtype, by docs/numerics.md
+OF_AVERAGES = 1.0  # more, since the parameter's own error enters an average of it
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter in one step: what was stored before (``grad`` as it enters), and what decides what becomes of it."""
+
+    before: Roles
+    flags: Mapping[str, bool]
+    options: Mapping[str, Any]
+    group: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The largest error of one role of one parameter, and the element that is most in error."""
+
+    role: str
+    ulps: float  # of the dtype that the role is stored in
+    of_allowed: float  # above 1: wrong
+    index: tuple[int, ...] = ()
+    expected: float = 0.0
+    got: float = 0.0
+
+
+def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: int) -> list[list[Verdict]]:
+    """For each parameter the error of each role that the rule has written in the ``step``-th step."""
+    scalars = {member.group: _scalars(rule, member.options, step) for member in members}
+    results = []
+    for member, clipped, result in zip(members, _clipped(members), after, strict=True):
+        results.append(list(_verdicts(rule, member, clipped, result, scalars[member.group])))
+    return results
+
+
+def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars: Roles) -> Iterator[Verdict]:
+    special = rule.special(member.flags, member.before["param"])
+    elements = [stage for stage in special.stages if stage.space == "element"]
+    early = [role for stage in elements[:-1] for role in stage.writes if role in special.states]
+    expected = _exact(rule, clipped, scalars)
+    if early:  # then whatever follows is made of what was stored
+        expected["param"] = _exact(rule, _leading_to(rule, clipped, after, early, scalars), scalars)["param"]
+    update = _size_of_update(rule, clipped, scalars)
+    for role in special.outputs:
+        size = _size(role, clipped, expected[role], update)
+        if role == "param" and special.by_rows and size.dim() > 1:  # a projection mixes the elements of a row
+            size = size.amax(tuple(range(1, size.dim())), keepdim=True).expand_as(size)
+        allowed = PROMISED + OF_AVERAGES * (role == "ema_params")
+        yield _compare(role, after[role], expected[role], size, allowed, compute_dtype(after["param"].dtype))
+
+
+def _scalars(rule: Rule, options: Mapping[str, Any], step: int) -> dict[str, Tensor]:
+    # a tensor as the step: its powers are torch's own, not those from our tables
+    made = rule.scalars(step=torch.tensor(float(step), dtype=F64), **options)
+    return {name: torch.tensor(float(value), dtype=F64) for name, value in made.items()}
+
+
+def _exact(rule: Rule, member: Member, scalars: Roles) -> dict[str, Tensor]:
+    param = member.before["param"]
+    own = {name: torch.tensor(float(ask(param)), dtype=F64) for name, ask in OWN_SCALARS.items()}
+    numbers = {**scalars, **own}
+    flags = {**member.flags, **{name: ask(param) for name, ask in OWN_FLAGS.items()}}
+    new = rule(
+        **{name: member.before[name].double() if name in member.before else None for name in rule.roles},
+        **{name: numbers[name] for name in rule.scalar_names},
+        **{name: flags[name] for name in rule.flags},
+    )
+    return {role: value for role, value in zip(rule.returned, new, strict=True) if value is not None}
+
+
+def _clipped(members: Sequence[Member]) -> Iterator[Member]:
+    """The same with gradients already clipped, where the norm is one over several parameters: a rule sees only one."""
+
+    def whose(member: Member) -> Any:
+        if member.flags.get("clip_group"):
+            return member.group
+        return "all" if member.flags.get("clipped") or member.flags.get("clip_all") else None
+
+    squares: dict[Any, Tensor] = {}
+    for member in members:
+        own = member.before["grad"].double().square().sum()
+        squares[whose(member)] = squares.get(whose(member), torch.zeros((), dtype=F64)) + own
+    for member in members:
+        if whose(member) is None:
+            yield member
+            continue
+        limit = torch.tensor(float(member.options["max_grad_norm"]), dtype=F64)
+        grad = member.before["grad"].double() * clip_factor(squares[whose(member)].sqrt(), limit)
+        flags = {name: on and name not in ("clipped", "clip_all", "clip_group") for name, on in member.flags.items()}
+        yield replace(member, before={**member.before, "grad": grad}, flags=flags)
+
+
+def _leading_to(rule: Rule, member: Member, after: Roles, names: Sequence[str], scalars: Roles) -> Member:
+    """With states of which the rule makes exactly what was stored: each depends on its old value linearly."""
+
+    def results(x: float) -> dict[str, Tensor]:
+        states = {name: torch.full_like(member.before[name], x, dtype=F64) for name in names}
+        return _exact(rule, replace(member, before={**member.before, **states}), scalars)
+
+    none, one = results(0.0), results(1.0)
+    found = {name: (after[name].double() - none[name]) / (one[name] - none[name]) for name in names}
+    return replace(member, before={**member.before, **found})
+
+
+def _size_of_update(rule: Rule, member: Member, scalars: Roles) -> Tensor:
+    """How large updates would be if first moment and gradient did not cancel: what their rounding errors go by."""
+    roles = {name: value.double().abs() for name, value in member.before.items()}
+    roles["param"] = torch.zeros_like(roles["param"])
+    if member.flags.get("maximize"):
+        roles["grad"] = -roles["grad"]
+    return _exact(rule, replace(member, before=roles), scalars)["param"].abs()
+
+
+def _size(role: str, member: Member, expected: Tensor, update: Tensor) -> Tensor:
+    """The number whose ulps count: errors of a sum go by its terms."""
+    size = torch.maximum(member.before[role].double().abs(), expected.abs())
+    param = member.before["param"].double().abs()
+    if role in ("param", "ema_params"):
+        return torch.maximum(torch.maximum(size, param), 2 * update)
+    part = member.before["grad"].double().abs() + member.options["weight_decay"] * param
+    return torch.maximum(size, part if role == "exp_avg" else part * part)
+
+
+def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: float, compute: torch.dtype) -> Verdict:
+    if not got.numel():
+        return Verdict(role, 0.0, 0.0)
+    error = (got.double() - expected).abs().nan_to_num_(nan=torch.inf)
+    limit = allowed * ulp(size, compute)
+    if torch.finfo(got.dtype).eps > torch.finfo(compute).eps:
+        limit += 0.5 * ulp(expected, got.dtype)
+    ratio = error / limit
+    at = tuple(int(k) for k in np.unravel_index(int(ratio.argmax()), tuple(got.shape)))
+    ulps = (error / ulp(size, got.dtype)).max()
+    return Verdict(role, float(ulps), float(ratio[at]), at, float(expected[at]), float(got[at]))
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of ``dtype`` at the size of ``values``."""
+    info = torch.finfo(dtype)
+    size = values.double().abs().clamp_min(info.tiny)
+    return (size.view(torch.int64) & EXPONENT).view(F64) * info.eps

@@ -1,0 +1,147 @@
+"""Steps as a training takes them, on one device by one backend, with everything they have read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedadam.cli.verify.cases import Case
+from fusedadam.cli.verify.judge import F64, Member
+
+STEPS = 3
+SCALE = 1024.0  # of gradients, where a GradScaler is played: a power of two, so no bit is lost
+SKIPPED = 1.0  # what it says if it has found an infinity
+
+# Sizes around what kernels divide by (1,024, 8,192 and 32,768), enough in all to be shared among threads; rows longer
+# than a segment of a sum, and more rows than a segment of them.
+SHAPES = [(), (1,), (0,), (1023,), (1025,), (8193,), (32769,), (5, 7), (2, 8193), (1025, 3), (4, 3, 3, 3)]
+
+
+class Place(NamedTuple):
+    device: str
+    backend: str
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.backend}"
+
+
+@dataclass(frozen=True)
+class Step:
+    members: list[Member]  # none, where nothing must be written: a GradScaler has found an infinity
+    after: list[dict[str, Tensor]]
+
+
+def transposed(value: Tensor) -> Tensor:
+    return value.t().contiguous().t()
+
+
+def channels_last(value: Tensor) -> Tensor:
+    return value.contiguous(memory_format=torch.channels_last)
+
+
+def with_gaps(value: Tensor) -> Tensor:
+    wide = torch.empty((*value.shape[:-1], 2 * value.shape[-1]), dtype=value.dtype, device=value.device)
+    return wide[..., ::2].copy_(value)
+
+
+def unaligned(value: Tensor) -> Tensor:
+    longer = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
+    return longer[1:].view(value.shape).copy_(value)
+
+
+LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
+    *((shape, Tensor.clone) for shape in SHAPES),
+    ((70, 30), transposed),
+    ((4, 8, 3, 3), channels_last),
+    ((40, 51), with_gaps),
+    ((2049,), unaligned),
+]
+
+
+def take(case: Case, place: Place, seed: int) -> list[Step]:
+    """The case's steps, from parameters and gradients that are the same in every place."""
+    generator = torch.Generator().manual_seed(seed)
+    values = [_away_from_zero(shape, generator).to(case.param) for shape, _ in LAYOUTS]
+    params = [
+        torch.nn.Parameter(layout(value.to(place.device))) for value, (_, layout) in zip(values, LAYOUTS, strict=True)
+    ]
+    optimizer = case.make(params, place.backend)
+    groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    if case.scaled:
+        scaler: Any = optimizer
+        scaler.grad_scale, scaler.found_inf = (torch.full((1,), x, device=place.device) for x in (SCALE, 0.0))
+    steps: list[Step] = []
+    before = [_start(optimizer, groups[id(p)], p) for p in params]
+    for _ in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9  # as a scheduler does
+        flags, options = optimizer._options()
+        members = []
+        for k, param in enumerate(params):
+            own = groups[id(param)]
+            grad = _gradient(case, before[k]["param"], k, generator)
+            param.grad = _as_it_comes((grad * SCALE if case.scaled else grad).to(place.device), k)
+            named = dict(zip(optimizer._flags, flags[own], strict=True))
+            numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
+            members.append(Member({**before[k], "grad": grad}, named, numbers, own))
+        optimizer.step()
+        before = [dict(_stored(p, optimizer.state[p])) for p in params]
+        steps.append(Step(members, before))
+    if case.scaled:
+        scaler.found_inf.fill_(SKIPPED)
+        optimizer.step()
+        steps.append(Step([], [dict(_stored(p, optimizer.state[p])) for p in params]))
+    return steps
+
+
+def difference(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tensor]]) -> str | None:
+    """The first bits that are not the same, in words."""
+    for (shape, _), x, y in zip(LAYOUTS, a, b, strict=True):
+        for role in x:
+            other = bits(x[role]) != bits(y[role])
+            if other.any():
+                at = tuple(other.nonzero()[0].tolist())
+                said = f"{x[role][at].item()!r} and {y[role][at].item()!r}"
+                return f"{role} of the tensor of shape {shape} at {at}: {said}"
+    return None
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """As integers: two zeros of different sign are not the same, a NaN is what it is."""
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def _away_from_zero(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    size = torch.rand(shape, generator=generator, dtype=F64) + 0.5
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, -size, size)
+
+
+def _gradient(case: Case, param: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """For AdamP perpendicular to each row, or to the whole, or neither, and clearly so."""
+    grad = _away_from_zero(tuple(param.shape), generator)
+    if case.optimizer == "AdamP" and param.dim() > 1:
+        if k % 3 == 2:
+            return torch.copysign(grad, param.double()).to(case.param)
+        rows, raw = (t.double().reshape(t.shape[0] if k % 3 == 0 else 1, -1) for t in (param, grad))
+        along = (rows * raw).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+        grad = (raw - rows * along).reshape(param.shape)
+    return grad.to(case.param)
+
+
+def _as_it_comes(grad: Tensor, k: int) -> Tensor:
+    """Gradients need not lie as their parameters do."""
+    return with_gaps(grad) if grad.dim() and k % 3 == 1 else grad
+
+
+def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
+    new = {name: optimizer._new_state(param, optimizer.param_groups[group], name) for name in optimizer.rule.roles[2:]}
+    return dict(_stored(param, new))
+
+
+def _stored(param: Tensor, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    yield "param", param.detach().cpu().clone().contiguous()
+    yield from ((name, value.detach().cpu().clone().contiguous()) for name, value in state.items() if name != "step")
