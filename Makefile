@@ -4,13 +4,13 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m fusedadam demo
 
 # Several workers share the cores: their threads must not wait for each other by spinning.
-PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $(WORKERS)
+PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $(WORKERS) --dist loadgroup
 
 test: lint
 	$(PYTEST) -m "not exhaustive"
@@ -24,12 +24,18 @@ lint: $(VENV)/ready
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/ready
-	$(RUN) benchmarks/speed.py
+	$(RUN) -m fusedadam bench
+
+# What follows from the code and from measured figures is written first. The theme's own news are not ours.
+docs: $(VENV)/ready
+	$(RUN) tools/reference.py
+	$(RUN) tools/figures.py
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[demo,bench,test]"
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[demo,bench,docs,test]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from models import Shape
 from peers import Missing
 
-Step = Callable[[], object]
+from fusedadam.cli.bench.shapes import Shape
+from fusedadam.cli.bench.timing import Pace, compare, large_copy, parameters_with_gradients
+from fusedadam.cli.bench.traffic import bytes_moved
+
+FULL, QUICK = Pace(11, 0.1), Pace(3, 0.05)
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Timed:
 
     ours: float
     peer: float | None
-    copied_per_ms: float | None  # bytes that a large copy reads and writes
-    parameters: int
+    copied_per_ms: float | None = None  # bytes that a large copy reads and writes
+    moved: int | None = None  # bytes that a step of ours must
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,16 @@ class OfTheTime(Goal):
         return timed.peer and timed.ours / timed.peer
 
 
-@dataclass(frozen=True)
 class OfCopy(Goal):
-    """How much of a large copy's bandwidth, if each parameter moves just the bytes that it must."""
+    """How much of a large copy's bandwidth, if a step moves just the bytes that it must."""
 
-    bytes_each: int = 28
     unit = "% of copy"
     upwards = True
 
     def figure(self, timed: Timed) -> float | None:
-        return timed.copied_per_ms and 100 * self.bytes_each * timed.parameters / timed.ours / timed.copied_per_ms
+        if timed.copied_per_ms is None or timed.moved is None:
+            return None
+        return 100 * timed.moved / timed.ours / timed.copied_per_ms
 
 
 @dataclass(frozen=True)
@@ -87,69 +89,21 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How many turns, and how many seconds each."""
-
-    turns: int
-    seconds: float
-
-
-FULL, QUICK = Pace(11, 0.1), Pace(3, 0.05)
-
-
 def measure(row: Row, device: str, pace: Pace) -> tuple[Timed, str]:
     """The times, and what to call the peer, or why there is none."""
     peer = row.peer.__name__.strip("_").replace("_", " ")
-    steps, copied = {"ours": make_step(row.ours, row, device)}, 0
+    optimizer = row.ours(parameters_with_gradients(row.shapes, device, row.dtype), **row.options)
+    steps, copied = {"ours": optimizer.step}, None
     try:
-        steps["peer"] = make_step(row.peer, row, device)
+        steps["peer"] = row.peer(parameters_with_gradients(row.shapes, device, row.dtype), **row.options).step
     except Missing as missing:
         peer = str(missing)
     if any(isinstance(goal, OfCopy) for goal in row.goals):
-        steps["copy"], copied = copy_step(device)
-    ms = compare(steps, device, pace)
-    del steps
+        steps["copy"], copied = large_copy(device)
+    ms = {name: statistics.median(times) for name, times in compare(steps, device, pace).items()}
+    moved = bytes_moved(optimizer) if copied else None
+    del steps, optimizer
     gc.collect()  # an optimizer and what it refers to may form a circle
     if device == "cuda":
         torch.cuda.empty_cache()
-    parameters = sum(torch.Size(shape).numel() for shape in row.shapes)
-    return Timed(ms["ours"], ms.get("peer"), copied / ms["copy"] if copied else None, parameters), peer
-
-
-def make_step(make: Callable[..., Any], row: Row, device: str) -> Step:
-    """Gradients are independent of the parameters, and stay the same from step to step."""
-    torch.manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, device=device).to(row.dtype)) for shape in row.shapes]
-    for param in params:
-        param.grad = torch.randn_like(param)
-    step: Step = make(params, **row.options).step
-    return step
-
-
-def copy_step(device: str) -> tuple[Step, int]:
-    source = torch.randn(2**28 if device == "cuda" else 2**25, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source), 2 * source.numel() * source.element_size()
-
-
-def compare(steps: dict[str, Step], device: str, pace: Pace) -> dict[str, float]:
-    """Milliseconds a call of each, taking turns; a turn is as many calls as take its seconds, but at most 100."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-
-    def seconds(step: Step, repeat: int) -> float:
-        wait()
-        begin = time.perf_counter()
-        for _ in range(repeat):
-            step()
-        wait()
-        return (time.perf_counter() - begin) / repeat
-
-    for step in steps.values():  # compile, allocate
-        seconds(step, 2)
-    repeat = {name: max(1, min(100, round(pace.seconds / seconds(step, 3)))) for name, step in steps.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(pace.turns):
-        for name, step in steps.items():
-            times[name].append(seconds(step, repeat[name]))
-    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return Timed(ms["ours"], ms.get("peer"), copied / ms["copy"] if copied else None, moved), peer

@@ -21,6 +21,11 @@ __all__ = [
     "TorchAdamWWithEma",
     "adamp",
     "clip_then_fused",
+    "fused_on_dtensors",
+    "our_adamp",
+    "our_adamp_on_dtensors",
+    "our_adamw",
+    "our_adamw_on_dtensors",
     "our_adamw_scaled",
     "our_adamw_unscaled",
     "our_clip_grad_norm_",
@@ -59,6 +64,46 @@ def _scaled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     setattr(optimizer, "grad_scale", torch.ones((), device=device))  # noqa: B010  torch does not declare them
     setattr(optimizer, "found_inf", torch.zeros((), device=device))  # noqa: B010
     return optimizer
+
+
+def our_adamw_on_dtensors(params: Params, **options: Any) -> FusedOptimizer:
+    return fusedadam.AdamW(_divided(params), **options)
+
+
+def our_adamp_on_dtensors(params: Params, **options: Any) -> FusedOptimizer:
+    return fusedadam.AdamP(_divided(params), **options)
+
+
+def our_adamw(params: Params, **options: Any) -> FusedOptimizer:
+    return fusedadam.AdamW(params, **options)
+
+
+def our_adamp(params: Params, **options: Any) -> FusedOptimizer:
+    return fusedadam.AdamP(params, **options)
+
+
+def fused_on_dtensors(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch_fused(_divided(params), **options)
+
+
+def _divided(params: Params) -> list[torch.nn.Parameter]:
+    """The same as DTensors, of which one process has everything: what is measured is what they cost on the host."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    given = list(params)
+    kind = given[0].device.type
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+    mesh = init_device_mesh(kind, (1,))
+    divided = []
+    for param in given:
+        divided.append(torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)])))
+        divided[-1].grad = distribute_tensor(param.grad, mesh, [Shard(0)])
+    return divided
 
 
 def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:

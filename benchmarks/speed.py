@@ -13,7 +13,6 @@ import platform
 import sys
 from pathlib import Path
 
-import models
 import startup
 import torch
 from measure import FULL, QUICK, Faster, OfCopy, OfTheTime, Row, measure
@@ -22,6 +21,11 @@ from peers import (
     TorchAdamWWithEma,
     adamp,
     clip_then_fused,
+    fused_on_dtensors,
+    our_adamp,
+    our_adamp_on_dtensors,
+    our_adamw,
+    our_adamw_on_dtensors,
     our_adamw_scaled,
     our_adamw_unscaled,
     our_clip_grad_norm_,
@@ -33,6 +37,7 @@ from peers import (
 from report import Report
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam.cli.bench import shapes as models
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 CLIP = {"max_grad_norm": 1.0}
@@ -44,23 +49,26 @@ SMALL_GPU = models.many_small(65536)
 
 # fmt: off
 ON_GPU = [
-    Row("AdamW fp32, one tensor of 268M", AdamW, torch_fused, models.one(256), FP32, [Faster(), OfCopy(95, 28)]),
-    Row("AdamW fp32, llama", AdamW, torch_fused, models.llama(), FP32, [Faster(), OfCopy(96, 28)]),
-    Row("AdamW bf16, llama", AdamW, torch_fused, models.llama(), BF16, [Faster(), OfCopy(90, 14)]),
-    Row("AdamW fp32, gpt", AdamW, torch_fused, models.gpt(), FP32, [Faster(1.13), OfCopy(92, 28)]),
+    Row("AdamW fp32, one tensor of 268M", AdamW, torch_fused, models.one(256), FP32, [Faster(), OfCopy(95)]),
+    Row("AdamW fp32, llama", AdamW, torch_fused, models.llama(), FP32, [Faster(), OfCopy(96)]),
+    Row("AdamW bf16, llama", AdamW, torch_fused, models.llama(), BF16, [Faster(), OfCopy(90)]),
+    Row("AdamW fp32, gpt", AdamW, torch_fused, models.gpt(), FP32, [Faster(1.13), OfCopy(92)]),
     Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, SMALL_GPU, FP32, [Faster(5)]),
     Row("AdamW fp32 capturable, 1,000 small tensors", AdamW, torch_fused, SMALL_GPU, FP32, [Faster(2)], CAPTURABLE),
     Row("AdamW fp32 scaled, 1,000 small tensors", our_adamw_scaled, torch_fused_scaled, SMALL_GPU, FP32, [Faster(2)]),
     Row("AdamW fp32 scaled, llama", our_adamw_scaled, torch_fused_scaled, models.llama(), FP32, [Faster()]),
     Row("AdamW fp32 scaled, llama", our_adamw_scaled, our_adamw_unscaled, models.llama(), FP32, [OfTheTime(1.03)]),
-    Row("EmaAdamW fp32, llama", EmaAdamW, TorchAdamWWithEma, models.llama(), FP32, [Faster(), OfCopy(94, 36)]),
+    Row("AdamW fp32, 1,000 small DTensors", our_adamw_on_dtensors, fused_on_dtensors, SMALL_GPU, FP32, [Faster()]),
+    Row("AdamW fp32, 1,000 small DTensors", our_adamw_on_dtensors, our_adamw, SMALL_GPU, FP32, [OfTheTime(1.2)]),
+    Row("AdamP fp32, 1,000 small DTensors", our_adamp_on_dtensors, our_adamp, SMALL_GPU, FP32, [OfTheTime(1.2)]),
+    Row("EmaAdamW fp32, llama", EmaAdamW, TorchAdamWWithEma, models.llama(), FP32, [Faster(), OfCopy(94)]),
     Row("AdamW fp32 clipped, gpt", AdamW, clip_then_fused, models.gpt(), FP32, [Faster(1.5)], CLIP),
     Row("AdamW fp32 clipped, llama", AdamW, clip_then_fused, models.llama(), FP32, [Faster(1.45)], CLIP),
     Row("clip_grad_norm_ fp32, gpt", our_clip_grad_norm_, torch_clip_grad_norm_, models.gpt(), FP32, [Faster()]),
     Row("BertAdam fp32, gpt", BertAdam, BertAdamLoop, models.gpt(), FP32, [Faster(35)], SCHEDULE),
     Row("BertAdam fp32, llama", BertAdam, BertAdamLoop, models.llama(), FP32, [Faster(3.8)], SCHEDULE),
     Row("AdamP fp32, gpt", AdamP, adamp, models.gpt(), FP32, [Faster(25)]),
-    Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95, 40)]),
+    Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95)]),
     Row("AdamP fp32, resnet", AdamP, adamp, models.resnet(), FP32, [Faster(40)]),
     Row("AdamP fp32, resnet, all projected", AdamP, adamp, models.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
@@ -72,6 +80,9 @@ ON_CPU = [
     Row("AdamW bf16, 33.5M", AdamW, torch_fused, BIG, BF16, [Faster(1.3)]),
     Row("AdamW fp16, 33.5M", AdamW, torch_fused, BIG, FP16, [Faster(1.1)]),
     Row("AdamW fp32, 1,000 small tensors", AdamW, torch_fused, SMALL, FP32, [Faster(4)]),
+    Row("AdamW fp32, 1,000 small DTensors", our_adamw_on_dtensors, fused_on_dtensors, SMALL, FP32, [Faster()]),
+    Row("AdamW fp32, 1,000 small DTensors", our_adamw_on_dtensors, our_adamw, SMALL, FP32, [OfTheTime(1.2)]),
+    Row("AdamP fp32, 1,000 small DTensors", our_adamp_on_dtensors, our_adamp, SMALL, FP32, [OfTheTime(1.2)]),
     Row("EmaAdamW fp32, 33.5M", EmaAdamW, TorchAdamWWithEma, BIG, FP32, [Faster(1.3)]),
     Row("AdamW fp32 clipped, two matrices", AdamW, clip_then_fused, TWO, FP32, [Faster(1.3)], CLIP),
     Row("BertAdam fp32, two matrices", BertAdam, BertAdamLoop, TWO, FP32, [Faster(8)], SCHEDULE),

@@ -1,4 +1,4 @@
-"""What the documents say is executed: the worked example of CONTRIBUTING.md, the README's code, the docstrings."""
+"""What the documents say is executed: every block of Python, the worked example of CONTRIBUTING.md, the docstrings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def code_blocks(name):
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    """Any other way to write one would be missed, and is not used."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert not re.search(r"^ +```|^~~~|```(py|Python)\n", text, re.MULTILINE), name
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.fixture
@@ -63,19 +66,46 @@ def test_the_worked_example_checks_its_options(lion):
     type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **optimizer.defaults)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/adamp-bertadam-clipping.md", "docs/migration.md"])
-def test_the_code_in_the_documents_runs(name):
-    blocks = code_blocks(name)
-    assert blocks
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+# Executed by another test, in its own way.
+ELSEWHERE = {
+    "CONTRIBUTING.md": "tests/test_documents.py",
+    "docs/scale.md": "tests/distributed/test_scale.py",
+    "docs/using-it-with.md": "tests/trainers/test_documents.py",
+}
+NEEDS_A_GPU = "# needs a GPU\n"
+
+
+def pages():
+    every = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in every)
+    with_code = [name for name in names if code_blocks(name) and name not in ELSEWHERE]
+    for name in with_code:
+        on_gpu = any(block.startswith(NEEDS_A_GPU) for block in code_blocks(name))
+        yield pytest.param(name, False, id=name)
+        if on_gpu:
+            yield pytest.param(name, True, id=f"{name} on a GPU", marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(("name", "on_gpu"), list(pages()))
+def test_the_code_in_a_document_runs(name, on_gpu, tmp_path, monkeypatch):
+    """In order, each block going on where the last one ended; a reader has a model and batches of their own."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
     space = {
         "torch": torch,
-        "model": model,
+        "model": torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)),
         "batches": [torch.randn(8, 4) for _ in range(3)],
         "evaluate": lambda m: None,
     }
-    for block in blocks:
-        exec(compile(block, name, "exec"), space)
+    for block in code_blocks(name):
+        if on_gpu or not block.startswith(NEEDS_A_GPU):
+            exec(compile(block, name, "exec"), space)
+
+
+def test_no_block_is_left_out():
+    for name, test in ELSEWHERE.items():
+        assert code_blocks(name)
+        assert name.rpartition("/")[2] in (ROOT / test).read_text(encoding="utf-8")
 
 
 DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, schedules]

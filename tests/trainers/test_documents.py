@@ -25,7 +25,10 @@ def test_every_section_has_a_block_and_a_link():
 
 @pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning:pytorch_lightning")
 @pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")  # of a DataLoader, without a GPU
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.gpu] if c.startswith("# needs a GPU\n") else []) for n, c in SECTIONS.items()],
+)
 def test_the_code_runs(name, tmp_path, monkeypatch):
     code = SECTIONS[name]
     for package in PACKAGES:

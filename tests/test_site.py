@@ -1,0 +1,132 @@
+"""The documentation: it builds without a warning, fetches nothing from elsewhere, and says what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusedadam
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # its scripts import each other by name
+
+import figures
+import reference
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/fusedadam"
+FETCHED = re.compile(r"<(?:script|link|img|iframe|source)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+OPTIMIZERS = ["AdamW", "Adam", "AdamP", "BertAdam", "EmaAdamW"]
+
+
+def test_the_site_builds_and_is_complete_in_itself(tmp_path):
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    assert len(pages) > 15
+    for name, text in pages.items():
+        # a reader's browser goes elsewhere if they follow a link, and for nothing else
+        assert not FETCHED.findall(text), name
+        assert "arithmatex" not in text, f"{name}: a formula that was not drawn"
+        # what a code host takes for a list or a table, and this Markdown for a paragraph that goes on
+        assert not re.findall(r"<p>[^<]*\n(?:- |\d+\. |\|)", text), name
+    for style in tmp_path.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", style.read_text("utf-8")), style.name
+    for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw"):
+        assert "<math" in pages[f"optimizers/{name}.html"]
+    assert "class Transformer" in re.sub(r"<[^>]+>", "", pages["examples.html"])
+
+
+def test_parts_that_follow_from_the_code_are_up_to_date():
+    stale = [
+        path.relative_to(ROOT) for path in reference.documents() if reference.filled(path) != path.read_text("utf-8")
+    ]
+    assert not stale, "run `python tools/reference.py`"
+
+
+def test_the_picture_shows_the_figures_of_the_page():
+    assert figures.PICTURE.read_text("utf-8") == figures.picture(), "run `python tools/figures.py`"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
+    (page,) = [path for path in (ROOT / "docs/optimizers").glob("*.md") if f"# {name}\n" in path.read_text("utf-8")]
+    table = page.read_text("utf-8").partition("## Arguments")[2].partition("## Cost")[0]
+    expected = [n for n in inspect.signature(getattr(fusedadam, name)).parameters if n != "self"]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == expected
+    assert all(
+        f"reference.py: {part} {name} -->" in page.read_text("utf-8") for part in ("formula", "arguments", "cost")
+    )
+
+
+# Counted by hand: p, g, m, v are read and p, m, v written, then whatever comes on top.
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "dtypes", "moved", "kept"),
+    [
+        ("AdamW", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("AdamW", {}, (8,), (torch.bfloat16, None), 7 * 2, 2 * 2),
+        ("AdamW", {}, (8,), (torch.bfloat16, torch.float32), 3 * 2 + 4 * 4, 2 * 4),
+        ("AdamW", {"max_grad_norm": 1.0}, (8,), (torch.float32, None), 8 * 4, 2 * 4),
+        ("Adam", {"amsgrad": True}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
+        ("EmaAdamW", {}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
+        ("BertAdam", {}, (8,), (torch.float32, None), 8 * 4, 2 * 4),
+        ("AdamP", {}, (8, 8), (torch.float32, None), (6 + 4) * 4, 2 * 4),
+        ("AdamP", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+    ],
+)
+def test_what_a_step_moves_and_keeps(name, options, shape, dtypes, moved, kept):
+    assert reference.bytes_a_parameter(name, options, shape, *dtypes) == (moved, kept)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_kept_is_what_a_state_has(name):
+    for _, options, shape in reference.VARIANTS[name]:
+        for dtype, state_dtype in reference._mixes():
+            param = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+            optimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, backend="eager", **options)
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+            states = [value for key, value in optimizer.state[param].items() if key != "step"]
+            kept = sum(state.numel() * state.element_size() for state in states)
+            assert kept == param.numel() * reference.bytes_a_parameter(name, options, shape, dtype, state_dtype)[1]
+
+
+def test_a_docstring_that_forgets_an_argument_is_noticed(monkeypatch):
+    forgotten = fusedadam.AdamW.__doc__.replace("        amsgrad: divide by the largest second moment so far\n", "")
+    monkeypatch.setattr(fusedadam.AdamW, "__doc__", forgotten)
+    with pytest.raises(ValueError, match="its docstring describes"):
+        reference.arguments("AdamW")
+
+
+def test_every_file_of_the_package_is_in_the_architecture():
+    said = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## What each file is for")[2]
+    files = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
+    folders = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    listed = set(re.findall(r"`([a-z_]+(?:\.py|/))`", said))
+    assert listed == files | folders
+
+
+def slug(heading: str) -> str:
+    """The anchor that code hosts and the site both give to a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", words))
+
+
+def test_links_lead_somewhere_on_a_code_host():
+    for path in reference.documents():
+        text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for target, anchor in re.findall(r"\]\(([^()#\s:]*)(?:#([^()\s]*))?\)", text):
+            there = (path.parent / target).resolve() if target else path
+            assert there.exists(), f"{path.relative_to(ROOT)} links to {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
+                assert anchor in map(slug, headings), f"{path.relative_to(ROOT)} links to {target}#{anchor}"

@@ -1,0 +1,81 @@
+"""What mkdocs does beyond its own: pages that live elsewhere in the repository, links to them, and formulas as MathML.
+
+Pages are written to be read on a code host as well, so links are those of the repository. Where there is no page for
+what is linked to (a source file, the licence), the site shows the words without a link.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "examples/README.md": "examples.md",
+}
+LIVES_AT = {page: source for source, page in ELSEWHERE.items()}
+LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<path>[^()#\s:]+)(?P<anchor>#[^()\s]*)?\)")
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in ELSEWHERE.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text + _examples() if page == "examples.md" else text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    source = LIVES_AT.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    pieces, end = [], 0
+    for fence in FENCE.finditer(markdown):
+        pieces += [_relink(markdown[end : fence.start()], source, page.file.src_uri), fence[0]]
+        end = fence.end()
+    return "".join([*pieces, _relink(markdown[end:], source, page.file.src_uri)])
+
+
+def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    def drawn(formula: re.Match[str]) -> str:
+        display = "block" if formula[1] == "div" else "inline"
+        return f'<{formula[1]} class="formula">{convert(html.unescape(formula[2]), display=display)}</{formula[1]}>'
+
+    return FORMULA.sub(drawn, html_text)
+
+
+def _relink(markdown: str, source: str, page: str) -> str:
+    def relinked(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
+        anchor = link["anchor"] or ""
+        if target.startswith("examples/") and target.endswith(".py"):
+            target, anchor = "examples/README.md", "#" + posixpath.basename(target).replace(".", "")
+        if target in ELSEWHERE:
+            there = ELSEWHERE[target]
+        elif target.startswith("docs/"):
+            there = target.removeprefix("docs/")
+        elif os.path.exists(ROOT / target):
+            return link["words"]
+        else:
+            return link[0]  # mkdocs says that it leads nowhere
+        return f"{link['image']}[{link['words']}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
+
+    return LINK.sub(relinked, markdown)
+
+
+def _examples() -> str:
+    """Every example that the folder's README lists, whole: a site has no folder to look into."""
+    folder = ROOT / "examples"
+    names = [link["path"] for link in LINK.finditer((folder / "README.md").read_text(encoding="utf-8"))]
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if name.endswith(".py")}
+    return "".join(f"\n## {name}\n```python\n{text}```\n" for name, text in texts.items())

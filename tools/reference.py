@@ -1,0 +1,227 @@
+"""Writes the parts of the documents that follow from the code or from measured figures: `python tools/reference.py`.
+
+A part stands in a document between two comments, the first of which says what it is made of:
+
+    <!-- made by tools/reference.py: arguments AdamW -->
+    ...
+    <!-- end -->
+
+The docstring is where a formula or an argument is described, the rule itself where its traffic comes from, and
+docs/performance.md where figures are. `--check` writes nothing, and fails if a document is out of date; the tests do
+the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from figures import ON_H200, figures, in_words
+
+import fusedadam
+from fusedadam import ascend
+from fusedadam.optimizer import FusedOptimizer
+
+ROOT = Path(__file__).parents[1]
+PART = re.compile(
+    r"(?P<begin><!-- made by tools/reference\.py: (?P<what>[a-z]+)(?: (?P<about>\S+))? -->\n)(?P<text>.*?)"
+    r"(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# What changes how many bytes an optimizer moves: words for it, the options, and the shape of a parameter
+VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
+    "AdamW": [("as it is", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
+              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "Adam": [("as it is", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
+             ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "EmaAdamW": [("as it is", {}, (8,)), ("`ema_dtype=torch.float32`", {"ema_dtype": torch.float32}, (8,)),
+                 ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "AdamP": [("matrices, convolutions", {}, (8, 8)), ("with `nesterov=True`", {"nesterov": True}, (8, 8)),
+              ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8, 8)), ("biases, other vectors", {}, (8,))],
+    "BertAdam": [("as it is", {}, (8,)), ("`max_grad_norm=None`", {"max_grad_norm": None}, (8,))],
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python tools/reference.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a document is out of date")
+    options = parser.parse_args(arguments)
+    stale = [path for path in documents() if filled(path) != path.read_text(encoding="utf-8")]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'written'}")
+        if not options.check:
+            path.write_text(filled(path), encoding="utf-8")
+    return int(options.check and bool(stale))
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+
+
+def filled(path: Path) -> str:
+    """The document with its parts made anew."""
+
+    def part(found: re.Match[str]) -> str:
+        made = PARTS[found["what"]](*([found["about"]] if found["about"] else []))
+        return f"{found['begin']}{made}\n{found['end']}"
+
+    return PART.sub(part, path.read_text(encoding="utf-8"))
+
+
+# formulas and arguments, from docstrings
+
+
+def formula(name: str) -> str:
+    """One line for each formula: long rows of them do not fit a phone."""
+    found = re.search(r"\.\. math::\n(.*?)\n\n", inspect.getdoc(getattr(fusedadam, name)) or "", re.DOTALL)
+    if not found:
+        raise ValueError(f"the docstring of {name} has no formula")
+    pieces = [piece.strip(" ,\n") for piece in re.sub(r"\s+", " ", found[1]).split(r"\quad")]
+    lines, words = [], ""
+    for piece in pieces:
+        if piece.startswith(r"\text"):
+            words = rf"{piece} \; "
+        else:
+            lines.append(f"$$\n{words}{piece}\n$$")
+            words = ""
+    return "\n" + "\n\n".join(lines) + "\n"
+
+
+def arguments(name: str) -> str:
+    owner = _public(name)
+    parameters = {n: p for n, p in inspect.signature(owner).parameters.items() if n != "self"}
+    described = _described(name)
+    if set(described) != set(parameters):
+        raise ValueError(f"{name} takes {sorted(parameters)}, but its docstring describes {sorted(described)}")
+    rows = ["| argument | default | meaning |", "|---|---|---|"]
+    for argument, parameter in parameters.items():
+        default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        rows.append(f"| `{argument}` | {default} | {described[argument]} |")
+    by_keyword = next((n for n, p in parameters.items() if p.kind == p.KEYWORD_ONLY), None)
+    if by_keyword is not None:
+        rows += ["", f"From `{by_keyword}` on they are given by keyword."]
+    return "\n".join(rows)
+
+
+def _public(name: str) -> Any:
+    found = getattr(fusedadam, name, None) or getattr(fusedadam.functional, name, None) or getattr(ascend, name, None)
+    if found is None:
+        raise ValueError(f"{name} is no public name")
+    return found
+
+
+def _described(name: str) -> dict[str, str]:
+    """Each argument and what the docstring says of it; "as for" another class is what it says there."""
+    doc = inspect.getdoc(_public(name)) or ""
+    if "Args:" not in doc:
+        raise ValueError(f"the docstring of {name} does not describe its arguments")
+    section = re.split(r"\n(?=\S)", doc.partition("Args:\n")[2])[0]
+    entries: dict[str, str] = {}
+    for entry in re.split(r"\n(?=\S)", textwrap.dedent(section).strip()):
+        names, _, text = entry.partition(": ")
+        text = re.sub(r"\s+", " ", text).strip()
+        elsewhere = re.fullmatch(r"as for :\w+:`(\w+)`", text)
+        for argument in names.split(", "):
+            entries[argument] = _described(elsewhere[1])[argument] if elsewhere else _markdown(text)
+    return entries
+
+
+def _markdown(text: str) -> str:
+    text = re.sub(r":math:`([^`]*)`", r"$\1$", text)
+    text = re.sub(r":\w+:`([^`]*)`", r"`\1`", text)
+    return text.replace("``", "`").replace("|", r"\|")
+
+
+# what a step moves, from the rule
+
+
+def cost(name: str) -> str:
+    """For one optimizer, under the options that make a difference."""
+    header = "| bytes a parameter | in float32 | in bfloat16 | in bfloat16, moments in float32 |"
+    rows = [header, "|---|---|---|---|"]
+    for words, options, shape in VARIANTS[name]:
+        cells = [_cell(name, options, shape, *dtypes) for dtypes in _mixes()]
+        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def costs() -> str:
+    rows = ["| | a step moves, float32 | bfloat16 | state, float32 | bfloat16 |", "|---|---|---|---|---|"]
+    for name, variants in VARIANTS.items():
+        _, options, shape = variants[0]
+        both = [bytes_a_parameter(name, options, shape, dtype, None) for dtype in DTYPES.values()]
+        moved, kept = zip(*both, strict=True)
+        page = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower().replace("adam-w", "adamw").replace("adam-p", "adamp")
+        rows.append(f"| [{name}]({page}.md) | " + " | ".join(map(str, (*moved, *kept))) + " |")
+    return "\n".join(rows)
+
+
+def _mixes() -> list[tuple[torch.dtype, torch.dtype | None]]:
+    return [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)]
+
+
+def _cell(name: str, options: dict[str, Any], shape: tuple[int, ...], *dtypes: Any) -> str:
+    moved, kept = bytes_a_parameter(name, options, shape, *dtypes)
+    return f"{moved} moved, {kept} kept"
+
+
+def bytes_a_parameter(
+    name: str, options: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype | None
+) -> tuple[int, int]:
+    """What a step reads and writes of memory for each element, and what the optimizer keeps for it."""
+    param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+    optimizer: FusedOptimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, **options)
+    group = optimizer.param_groups[0]
+    flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
+    special = optimizer.rule.special(flags, param)
+    sizes = {"param": dtype.itemsize, "grad": dtype.itemsize}
+    sizes |= {state: optimizer._new_state(param, group, state).element_size() for state in special.states}
+    visits = [role for stage in special.stages if stage.space == "element" for role in (*stage.reads, *stage.writes)]
+    return sum(sizes[role] for role in visits), sum(sizes[state] for state in special.states)
+
+
+# the code that runs
+
+
+def rule(name: str) -> str:
+    """The rule's body, as it is in the source."""
+    update = getattr(fusedadam, name).rule.update
+    lines = inspect.getsource(update).splitlines()
+    tree = ast.parse(textwrap.dedent("\n".join(lines))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    body = [node for node in tree.body if not isinstance(node, ast.Return)]
+    text = textwrap.dedent("\n".join(lines[body[0].lineno - 1 : body[-1].end_lineno]))
+    return f"```\n{text}\n```"
+
+
+# what was measured
+
+
+def measured() -> str:
+    rows = ["| a whole `optimizer.step()` on an H200 | ours | peer | |", "|---|---|---|---|"]
+    known = figures()
+    for what, title in ON_H200.items():
+        ours, of_copy, peer, theirs, times = known[what]
+        bandwidth = f", {float(of_copy):.0f} % of copy bandwidth" if of_copy else ""
+        rows.append(
+            f"| {title} | {in_words(ours)} ms{bandwidth} | {in_words(theirs)} ms, {peer} | {times} times as fast |"
+        )
+    return "\n".join(rows)
+
+
+PARTS: Mapping[str, Callable[..., str]] = {
+    made.__name__: made for made in (formula, arguments, cost, costs, rule, measured)
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
