@@ -201,12 +201,13 @@ def children_of(session: int) -> list[int]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
-def test_ctrl_c_ends_everything_at_once():
+@pytest.mark.parametrize("processes", [2, 3], ids=["as soon as one is started", "when all are started"])
+def test_ctrl_c_ends_everything_at_once(processes):
     program = "import os, sys; sys.stderr.write(f'session {os.getsid(0)} '); from fusedadam.__main__ import main; "
     program += "sys.exit(main(['verify', '--jobs', '2', '--device', 'cpu', '--backend', 'eager', '--all']))"
 
     def at_work(seen):
-        return "cases" in seen and len(children_of(int(re.findall(r"session (\d+)", seen)[0]))) >= 3
+        return "cases" in seen and len(children_of(int(re.findall(r"session (\d+)", seen)[0]))) >= processes
 
     code, seen = in_terminal([*COMMAND[:1], "-c", program], interrupt_when=at_work)
     assert code == frame.INTERRUPTED, seen

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from fusedadam.cli.bench import worker
+from fusedadam.cli.children import born_deaf
 
 LONGEST_REASON = 200
 LONGEST_END = 5.0  # seconds to leave in order, with whatever it has started
@@ -37,7 +38,8 @@ class Worker:
         self._process: BaseProcess = _context(device).Process(
             target=worker.serve, args=(theirs, str(self._log), made, given), daemon=False
         )
-        self._process.start()
+        with born_deaf():
+            self._process.start()
         theirs.close()
 
     def ask(self, *command: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from fusedadam.cli import contestants
 from fusedadam.cli.bench import traffic
 from fusedadam.cli.bench.shapes import Shape
 from fusedadam.cli.bench.timing import Timer, large_copy, parameters_with_gradients
+from fusedadam.cli.children import stay_deaf
 from fusedadam.machine import processor
 from fusedadam.optimizer import FusedOptimizer
 
@@ -109,7 +109,7 @@ def _free_memory() -> int:
 
 def serve(connection: Connection, log: str, made: Callable[[Any], Any], given: Any) -> None:
     """Answers commands until the other side is gone. Whatever goes wrong is an answer, too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    stay_deaf()
     if hasattr(os, "setsid"):
         os.setsid()  # so that it can be ended with everything that it starts
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

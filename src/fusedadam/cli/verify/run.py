@@ -7,12 +7,12 @@ import contextlib
 import functools
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from fusedadam.cli.children import born_deaf, stay_deaf
 from fusedadam.cli.verify.cases import OPTIMIZERS, Case, together
 from fusedadam.cli.verify.judge import judge
 from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
@@ -132,9 +132,10 @@ def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: 
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # their threads must not wait for each other by spinning
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_begin)
+    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=stay_deaf)
     try:
-        futures = {pool.submit(_verify_task, task, places, seed): task for task in tasks}
+        with born_deaf():
+            futures = {pool.submit(_verify_task, task, places, seed): task for task in tasks}
         for future in concurrent.futures.as_completed(futures):
             try:
                 yield future.result()
@@ -148,11 +149,6 @@ def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: 
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _begin() -> None:
-    """In each process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us takes care of Ctrl-C
 
 
 def _verify_task(task: Sequence[Case], places: Sequence[Place], seed: int) -> list[Result]:
