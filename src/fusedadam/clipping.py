@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fusedadam import backends, checks, distributed
 from fusedadam.launch import Launches
-from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.shards import is_dtensor, local
+from fusedadam.rule import Flag, Scalar, Special, Value, Values, rule
+from fusedadam.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
@@ -66,6 +66,7 @@ def clip_grad_norm_(
     instead, before anything is changed, and has to wait for the device.
 
     Gradients that are divided among processes (DTensors) count whole: every process that has a part of them calls this.
+    Those of which each process has a summand (Partial) are added up, and ``grad`` is the sum from then on.
 
     Optimizers here clip inside their step (``max_grad_norm=``), which moves a fifth fewer bytes: this is for those
     who want the gradients themselves scaled.
@@ -91,16 +92,8 @@ def clip_grad_norm_(
     order = _order(norm_type)
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
     special = clip.special({**flags, "scaled": True})
-    found: dict[int, Tensor] = {}
-    absent = set()
-    for param in [parameters] if isinstance(parameters, Tensor) else parameters:
-        if param.grad is not None:
-            found[id(param.grad)] = param.grad
-        elif distributed.is_waited_for(param, special):
-            absent.add(len(found))
-            found[id(param)] = param
-    grads = Gradients(list(found.values()), frozenset(absent))
-    if not found:
+    grads = _gradients([parameters] if isinstance(parameters, Tensor) else parameters, special)
+    if not grads.wholes:
         return torch.tensor(0.0)
     if error_if_nonfinite:
         norm = _run(grads, {**flags, "scaled": False}, max_norm, order)
@@ -113,25 +106,45 @@ def clip_grad_norm_(
 
 
 class Gradients(NamedTuple):
-    """``wholes[k]``, for k in ``absent``, is a parameter without a gradient here, of which other processes have one."""
+    """``here``: what this process has of each. ``wholes[k]``, for k in ``absent``, is a parameter without a gradient
+    here, of which other processes have one."""
 
     wholes: list[Tensor]
+    here: list[Tensor]
     absent: frozenset[int]
 
-    def here(self) -> list[Tensor]:
-        """What this process has of each."""
-        return [local(w).new_empty(0) if k in self.absent else local(w) for k, w in enumerate(self.wholes)]
+    def count_up(self) -> None:
+        """They have been written to, as autograd is to know."""
+        written = [w for k, w in enumerate(self.wholes) if k not in self.absent]
+        torch.autograd.graph.increment_version([*written, *(local(w) for w in written if is_dtensor(w))])
+
+
+def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
+    found: dict[int, Tensor] = {}
+    absent = set()
+    for param in parameters:
+        grad = param.grad
+        if grad is None:
+            if distributed.is_waited_for(param, special):
+                absent.add(len(found))
+                found[id(param)] = param
+            continue
+        if is_partial(grad) and is_dtensor(param):  # summands have no norm: they are added up first
+            grad = param.grad = distributed_like(grad, param)
+        found[id(grad)] = grad
+    wholes = list(found.values())
+    here = [local(whole).new_empty(0) if k in absent else local(whole) for k, whole in enumerate(wholes)]
+    return Gradients(wholes, here, frozenset(absent))
 
 
 def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
-    here = grads.here()
-    roles = [{"param": grad} for grad in here]
-    launches = _launches(grads, here, roles, flags)
+    roles = [{"param": grad} for grad in grads.here]
+    launches = _launches(grads, roles, flags)
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
-    launches.set_scalars(scalars, np.zeros(len(here), dtype=np.int64))
+    launches.set_scalars(scalars, np.zeros(len(roles), dtype=np.int64))
     launches.run(roles)
     if flags["scaled"]:
-        torch.autograd.graph.increment_version([g for k, g in enumerate(grads.wholes) if k not in grads.absent])
+        grads.count_up()
     norm = norm_of(launches, "norm")
     assert norm is not None
     return norm
@@ -140,30 +153,28 @@ def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float
 _recent = threading.local()  # launches are kept from call to call, each thread its own
 
 
-def _launches(
-    all_grads: Gradients, grads: list[Tensor], roles: list[dict[str, Tensor]], flags: dict[str, bool]
-) -> Launches:
+def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str, bool]) -> Launches:
     """Those of an earlier call, if it had gradients like these: only their addresses may be others."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
-    wholes, absent = all_grads
-    plain = all(g.layout == torch.strided for g in grads)  # others have no strides, and are refused below
-    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in grads if plain)
+    wholes, here, absent = grads
+    plain = all(g.layout == torch.strided for g in here)  # others have no strides, and are refused below
+    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in here if plain)
     # a table that a kernel on another stream still reads must not be written to
-    streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in grads} if d.type == "cuda")
+    streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in here} if d.type == "cuda")
     divided = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]
     key = (tuple(flags.items()), layouts, streams, divided, absent)
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:
             members = launch.table.members.tolist()
-            launch.table.place(np.array([[grads[k].data_ptr() for k in members]], dtype=np.int64))
+            launch.table.place(np.array([[here[k].data_ptr() for k in members]], dtype=np.int64))
         return launches
-    for grad in grads:
+    for grad in here:
         checks.written("grad", grad)
-    checks.no_shared_memory(("grad that is clipped", grad) for grad in grads)
-    chosen = [backends.choose(grad.device, None) for grad in grads]
-    specials = [clip.special(flags)] * len(grads)
-    launches = Launches(specials, roles, chosen, [0] * len(grads), wholes=wholes, absent=absent)
+    checks.no_shared_memory(("grad that is clipped", grad) for grad in here)
+    chosen = [backends.choose(grad.device, None) for grad in here]
+    specials = [clip.special(flags)] * len(here)
+    launches = Launches(specials, roles, chosen, [0] * len(here), wholes=wholes, absent=absent)
     if len(kept) >= RECENT:
         del kept[next(iter(kept))]
     kept[key] = launches

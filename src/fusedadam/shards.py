@@ -25,6 +25,11 @@ def is_dtensor(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_partial(tensor: Any) -> bool:
+    """Whether each process has a summand, so that the tensor has no value yet."""
+    return is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)
+
+
 def local(tensor: Any) -> Any:
     """The part that this process holds; of anything but a DTensor that is all of it."""
     if not is_dtensor(tensor):
@@ -88,13 +93,13 @@ def sharding_of(param: Tensor) -> Sharding | None:
     at = mesh.get_coordinate()
     if at is None or all(placement.is_replicate() for placement in placements):
         return None
+    if is_partial(param):
+        raise RuntimeError(
+            "a DTensor has a Partial placement, and so no value yet; .redistribute() it to Shard or Replicate"
+        )
     counts, split, strided = True, False, False
     first, rows = 0, int(param.shape[0])
     for size, coordinate, placement in zip(mesh.shape, at, placements, strict=True):
-        if placement.is_partial():
-            raise RuntimeError(
-                "a DTensor has a Partial placement, and so no value yet; .redistribute() it to Shard or Replicate"
-            )
         if placement.is_replicate():
             counts = counts and coordinate == 0
         elif placement.dim == 0:

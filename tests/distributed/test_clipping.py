@@ -206,13 +206,39 @@ def test_adamp_projects_on_no_rank_what_is_not_finite_on_one(two, bad):
     assert two.run(adamp_bad, bad) == [{0: "none", 1: "none"}] * 2
 
 
-def clip_partial() -> None:
-    param = parameter(torch.ones(4), mesh_of(2), R)
-    param.grad = DTensor.from_local(torch.ones(4), mesh_of(2), [Partial()], run_check=False)
+def clip_partial(placement: Any, max_norm: float) -> None:
+    """Every process has a summand of the gradient, as tensor parallel leaves those of norms and biases."""
+    rank, mesh = dist.get_rank(), mesh_of(2)
+    summands = [torch.arange(12.0).view(4, 3), torch.full((4, 3), -2.0)]
+    alone = [torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(5))]
+    mine = [parameter(alone[0].detach(), mesh, placement), parameter(alone[1].detach(), mesh, S0)]
+    alone[0].grad, alone[1].grad = sum(summands), torch.ones(5)
+    mine[0].grad = DTensor.from_local(summands[rank].clone(), mesh, [Partial()], run_check=False)
+    mine[1].grad = divided_like(torch.ones(5), mine[1])
+    expected = torchs_clip(alone, max_norm)
+    for _ in range(2):  # what is clipped now is no longer a summand
+        norm = fusedadam.clip_grad_norm_(mine, max_norm)
+        torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+        assert_same_gradients(mine, alone, 1e-6)
+        assert mine[0].grad.placements == mine[0].placements  # type: ignore[attr-defined]
+        expected = torchs_clip(alone, max_norm)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, math.inf])
+@pytest.mark.parametrize("placement", [R, S0, S1], ids=str)
+def test_gradients_that_are_still_to_be_added_up(two, placement, max_norm):
+    two.run(clip_partial, placement, max_norm)
+
+
+def versions() -> list[int]:
+    """Of gradients and of their parts here, before and after."""
+    param = parameter(torch.ones(4, 3), mesh_of(2), S0)
+    param.grad = divided_like(torch.ones(4, 3), param)
+    both = (param.grad, here(param.grad))
+    before = [tensor._version for tensor in both]
     fusedadam.clip_grad_norm_([param], 1.0)
+    return [tensor._version - count for tensor, count in zip(both, before, strict=True)]
 
 
-def test_gradients_that_are_still_to_be_added_up_are_refused(two):
-    answers = two.outcomes(clip_partial)
-    assert not any(a.ok for a in answers)
-    assert all("Partial" in a.value and "redistribute" in a.value for a in answers)
+def test_clipping_counts_as_a_change_of_what_it_has_written(two):
+    assert two.run(versions) == [[1, 1]] * 2
