@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends
+from fusedadam.shards import local
 
 if TYPE_CHECKING:
     from fusedadam.optimizer import FusedOptimizer
@@ -103,11 +104,11 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
 
 
 def _tensor(what: str, tensor: Tensor) -> Kept:
-    local: Any = getattr(tensor, "_local_tensor", tensor)  # a DTensor's
-    dtype = str(local.dtype).removeprefix("torch.")
-    strides = local.stride() if local.layout == torch.strided else [1] * local.dim()
-    existing = math.prod(n for n, stride in zip(local.shape, strides, strict=True) if stride or n == 0)
-    return Kept(str(local.device), what, dtype, local.numel(), existing * local.element_size())
+    here = local(tensor)
+    dtype = str(here.dtype).removeprefix("torch.")
+    strides = here.stride() if here.layout == torch.strided else [1] * here.dim()
+    existing = math.prod(n for n, stride in zip(here.shape, strides, strict=True) if stride or n == 0)
+    return Kept(str(here.device), what, dtype, here.numel(), existing * here.element_size())
 
 
 def _served(optimizer: FusedOptimizer) -> Iterator[tuple[str, str]]:

@@ -82,24 +82,6 @@ print("numba" in sys.modules)
     assert done.stdout.split() == ["False"], done.stderr
 
 
-class Sharded(torch.Tensor):
-    """As a DTensor: a size of all, and a part that is here."""
-
-    @staticmethod
-    def of(shape, local):
-        whole = torch.empty(shape, device="meta").as_subclass(Sharded)
-        whole._local_tensor = local
-        return whole
-
-
-def test_of_a_sharded_tensor_the_local_part_is_counted():
-    optimizer = stepped()
-    param = next(iter(optimizer.state))
-    optimizer.state[param]["exp_avg"] = Sharded.of((3000, 4000), torch.zeros(3, 4))
-    assert last_lines(optimizer)[1].startswith("State: 144 bytes (")
-    assert rows(optimizer.memory_summary())["exp_avg", "float32"] == ["2", "17", "68 bytes"]
-
-
 class Silent(torch.Tensor):
     @property
     def dtype(self):

@@ -63,6 +63,21 @@ def test_objects_and_memory_are_flat(two, optimizer, gradients, count):
         assert resident < 8 << 20  # what was freed is not always given back
 
 
+def summary() -> tuple[str, str]:
+    param = parameter(torch.ones(6, 4), mesh_of(2), S0)
+    param.grad = torch.ones_like(param)
+    optimizer = OPTIMIZERS["AdamW"]([param])
+    optimizer.step()
+    return repr(optimizer), optimizer.memory_summary()
+
+
+def test_what_is_counted_is_the_part_that_is_here(two):
+    for described, table in two.run(summary):
+        assert "\nState: 100 bytes (" in described  # two moments of 12 elements, and the step
+        lines = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line}
+        assert lines["parameters"] == lines["gradients"] == lines["exp_avg"] == ["float32", "1", "12", "48", "bytes"]
+
+
 @pytest.fixture(scope="module")
 def one() -> Iterator[World]:
     world = World(1)
