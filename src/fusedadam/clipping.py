@@ -92,7 +92,13 @@ def clip_grad_norm_(
     order = _order(norm_type)
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
     special = clip.special({**flags, "scaled": True})
-    grads = _gradients([parameters] if isinstance(parameters, Tensor) else parameters, special)
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if distributed.are_flat(params):
+        raise RuntimeError(
+            "FullyShardedDataParallel has flattened and divided these parameters, so each process has some of the "
+            "gradients only; use the model's own clip_grad_norm_"
+        )
+    grads = _gradients(params, special)
     if not grads.wholes:
         return torch.tensor(0.0)
     if error_if_nonfinite:
@@ -125,7 +131,7 @@ def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
     for param in parameters:
         grad = param.grad
         if grad is None:
-            if distributed.is_waited_for(param, special):
+            if id(param) not in found and distributed.is_waited_for(param, special):
                 absent.add(len(found))
                 found[id(param)] = param
             continue

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedadam.rule import Special
 from fusedadam.shards import is_dtensor, sharding_of
+from fusedadam.storage import STORAGES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,8 +26,11 @@ CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
 def is_waited_for(param: Tensor, special: Special) -> bool:
-    """Whether other processes, which have parts of this parameter, cannot do without what this one adds to sums."""
-    return param.requires_grad and special.has_sums and sharding_of(param) is not None
+    """Whether other processes, which have parts of this parameter, cannot do without what this one adds to sums.
+
+    Whether it requires a gradient is not asked: another process may still have one from before it was frozen.
+    """
+    return special.has_sums and param.dtype in STORAGES and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:
@@ -53,13 +57,32 @@ def made_by_zero() -> bool:
     return any(module == ZERO for module, _ in _callers(8))
 
 
+def are_flat(params: Iterable[Tensor]) -> bool:
+    """Whether FSDP's first version has made one vector of them, of which each process has a part."""
+    return any(getattr(param, "_fsdp_flattened", False) for param in params)
+
+
 def check_not_flat(params: Iterable[Tensor], optimizer: FusedOptimizer) -> None:
-    """Refuses rules that sum on the flat parameters of FSDP's first version, which have neither rows nor an end."""
-    if any(getattr(param, "_fsdp_flattened", False) for param in params) and optimizer.sums():
+    """Refuses rules that sum on flat parameters, which have neither rows nor an end."""
+    if are_flat(params) and optimizer.sums():
         raise ValueError(
             f"{type(optimizer).__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
             "flattened and divided; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or use an "
             "optimizer, and options, without norms and projections"
+        )
+
+
+def check_has_all_averages(optimizer: FusedOptimizer) -> None:
+    """Refuses to put averages into a model of which some parts would stay as they are."""
+    if are_flat(optimizer._params()):
+        raise RuntimeError(
+            "FullyShardedDataParallel keeps weights that it has gathered, so averages would not reach the model; shard "
+            "it with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        )
+    if optimizer._has_a_part:
+        raise RuntimeError(
+            "ZeroRedundancyOptimizer gives each process some of the parameters, and so some of the averages only; use "
+            "EmaAdamW itself, or shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
         )
 
 

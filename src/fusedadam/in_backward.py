@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from fusedadam.distributed import are_flat
 from fusedadam.optimizer import FusedOptimizer
 from fusedadam.shards import sharding_of
 
@@ -45,7 +46,14 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
             "model is a DistributedDataParallel, which adds gradients up after they would have been used here; use "
             "optimizer.step() with it"
         )
-    optimizer = make_optimizer(list(model.parameters()))
+    params = list(model.parameters())
+    if are_flat(params):
+        raise TypeError(
+            "model has parameters that FullyShardedDataParallel has flattened, and whose gradients it adds up after "
+            "they would have been used here; use optimizer.step() with it, or shard the model with "
+            "torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+    optimizer = make_optimizer(params)
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(
             f"make_optimizer returned a {type(optimizer).__name__}; it must return an optimizer of fusedadam"
@@ -87,6 +95,7 @@ class InBackward:
             )
         alone = self._of(param)
         self._check(alone)  # options may have changed
+        self._optimizer._begin_copies()
         with torch._C.DisableTorchFunction():
             alone._step()
         self._done.add(param)

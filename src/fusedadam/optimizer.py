@@ -123,6 +123,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "this optimizer steps in backward, where gradients would still be scaled by the GradScaler; use "
                 "bfloat16 without a scaler, or do not step in backward"
             )
+        if distributed.are_flat(self._params()):  # whether another process has found an infinity is not known here
+            return False
         asking = sys._getframe(1).f_globals.get("__name__", "")
         return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
@@ -169,8 +171,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not counted and distributed.only_wants_states():
             self._only_asked = True
             return
-        if self._only_asked:
-            self._begin_copies()
+        self._begin_copies()
         if amp.found_inf is not None:
             amp = amp._replace(found_inf=distributed.found_anywhere(amp.found_inf, plan.meshes))
         if plan.is_hosted and amp.found_inf is not None and amp.found_inf.item() != 0:
@@ -250,11 +251,17 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _begin_copies(self) -> None:
         """States that begin as copies do so with the parameters that the first step finds, whenever they were made."""
-        for param, state in self.state.items():
-            for name, kind in self.states.items():
-                if kind.copy_of_param and name in state:
-                    local(state[name]).copy_(local(param))
+        self._renew_copies()
         self._only_asked = False
+
+    @torch.no_grad()
+    def _renew_copies(self) -> None:
+        """Until that step, whoever looks at them sees what they would begin with now."""
+        copies = [name for name, kind in self.states.items() if kind.copy_of_param] if self._only_asked else []
+        for param, state in self.state.items() if copies else ():
+            for name in copies:
+                if name in state:
+                    local(state[name]).copy_(local(param))
 
     def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
         """The flags and the hyper-parameters of each group; kept until one changes."""
@@ -335,6 +342,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim; it also says, as torch's does, how weights decay."""
+        self._renew_copies()
         state_dict = super().state_dict()
         if "decoupled" in self.rule.flags:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):

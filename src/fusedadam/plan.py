@@ -227,9 +227,13 @@ def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roles(member: Member, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    here = local(member.param)
     if member.is_absent:
-        return dict.fromkeys(member.special.roles, local(member.param).new_empty(0))
-    return _parts({"param": member.param, "grad": member.param.grad, **{n: state[n] for n in member.special.states}})
+        return dict.fromkeys(member.special.roles, here.new_empty(0))
+    grad: Any = member.param.grad
+    if not lies_like(grad, member.param):  # each run divides it anew, together with the other processes: not yet
+        grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
+    return {"param": here, "grad": local(grad), **{n: local(state[n]) for n in member.special.states}}
 
 
 def _parts(roles: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -344,3 +344,34 @@ def test_averages_begin_with_the_weights_that_the_first_step_finds():
         run.train(STEPS)
         ends.append(run.bits())
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_until_then_they_are_the_weights_as_they_are(ask):
+    """For whoever looks: as an evaluation before training, or a checkpoint of step 0, does."""
+    run = Run("EmaAdamW", plain=True)
+    if ask:
+        get_optimizer_state_dict(run.model, run.optimizer)
+    with torch.no_grad():
+        for param in run.model.parameters():
+            param.fill_(7.0)  # weights that came later
+    with run.optimizer.ema_weights():
+        assert all(bool((param == 7).all()) for param in run.model.parameters())
+    assert all(bool((value == 7).all()) for value in run.optimizer.ema_state_dict(run.model).values())
+    saved = get_optimizer_state_dict(run.model, run.optimizer)["state"]
+    assert all(bool((own["ema_params"] == 7).all()) and not own["ema_params"].requires_grad for own in saved.values())
+
+
+def test_averages_in_backward_begin_with_the_weights_that_it_finds():
+    ends = []
+    for ask in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = fusedadam.step_in_backward(model, lambda params: fusedadam.EmaAdamW(params, lr=0.5, ema_decay=0.9))
+        if ask:
+            get_optimizer_state_dict(model, optimizer)
+        for _ in range(2):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        ends.append([optimizer.state[p]["ema_params"] for p in model.parameters()])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from tests.distributed.follow import assert_close, size_of
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import make
+from tests.distributed.test_backward import loss_of
+from tests.distributed.test_wrappers import fsdp1, mine
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
 
@@ -93,6 +95,30 @@ def test_all_ranks_lower_the_scale(two, unscale):
 def test_all_ranks_lower_the_scale_if_the_first_is_everywhere(two):
     one, other = two.run(skip_and_step, "AdamW", "the first is everywhere", False)
     assert one == other
+
+
+def flat(unscale: bool) -> list[tuple[float, list[float]]]:
+    """Scale and step counts after each of three steps, of which the second has an infinity on one rank."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    net = fsdp1(True)
+    opt, scaler, said = make("AdamW", list(net.parameters())), ShardedGradScaler(device="cpu", init_scale=4.0), []
+    for step in range(3):
+        opt.zero_grad()
+        scaler.scale(loss_of(net(mine(step)), mine(step))).backward()
+        if step == 1 and dist.get_rank() == 0:
+            next(p.grad for p in net.parameters() if p.numel()).view(-1)[0] = math.inf
+        if unscale:
+            scaler.unscale_(opt)
+        scaler.step(opt)
+        scaler.update()
+        said.append((scaler.get_scale(), sorted({float(state["step"]) for state in opt.state.values()})))
+    return said
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_an_infinity_in_a_flat_parameter(two, unscale):
+    assert two.run(flat, unscale) == [[(4.0, [1.0]), (2.0, [1.0]), (2.0, [2.0])]] * 2
 
 
 def several_meshes(optimizer: str, bad: int) -> None:

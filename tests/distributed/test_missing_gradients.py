@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
 
 import fusedadam
 from tests.distributed.follow import assert_close, assert_same_norm, size_of
-from tests.distributed.parts import S0, S1, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import STEPS, after, make
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
@@ -148,3 +149,68 @@ def test_one_process_alone_makes_its_plan_anew(four):
     said = four.run(rebuild_on_one_rank)
     assert said[0] == said[1]
     assert said[2] == said[3]
+
+
+def rebuild_beside_summands(optimizer: str) -> list[float]:
+    """A gradient whose summands are still to be added up; one process makes a plan alone, and must send nothing."""
+    mesh, rank, said = mesh_of(2), dist.get_rank(), []
+    norm, matrix = parameter(torch.ones(4), mesh, R), parameter(torch.ones(4, 4), mesh, S0)
+    whole = torch.nn.Parameter(torch.ones(3))
+    opt = make(optimizer, [norm, matrix, whole])
+    for step in range(4):
+        norm.grad = DTensor.from_local(torch.full((4,), float(rank + 1 + step)), mesh, [Partial()], run_check=False)
+        matrix.grad = divided_like(torch.ones(4, 4), matrix)
+        whole.grad = None if step == 1 and rank == 0 else torch.ones(3)
+        opt.step()
+        others = torch.full((3,), 10.0**step)  # of the training itself: it meets its own kind
+        dist.all_reduce(others)
+        said += [float(others[0]), float(here(norm)[0])]
+    return said
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP nesterov"])
+def test_one_process_alone_makes_its_plan_beside_summands(two, optimizer):
+    one, other = two.run(rebuild_beside_summands, optimizer)
+    assert one == other
+    assert one[::2] == [2.0, 20.0, 200.0, 2000.0]
+
+
+def freeze_and_thaw(frozen: list[bool], gradients: list[list[bool]]) -> list[float]:
+    """Of the second parameter: when it is frozen, and on which ranks it has a gradient nevertheless."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    a, b = (parameter(torch.ones(4, 4), mesh, S0) for _ in range(2))
+    opt, norms = fusedadam.AdamW([a, b], max_grad_norm=1.0), []
+    for is_frozen, has in zip(frozen, gradients, strict=True):
+        b.requires_grad_(not is_frozen)
+        a.grad = divided_like(torch.ones(4, 4), a)
+        b.grad = divided_like(torch.ones(4, 4), b) if has[rank] else None
+        opt.step()
+        norms.append(float(opt.grad_norm**2))
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("frozen", "gradients", "norms"),
+    [
+        ([False, False, True], [[True, False], [True, False], [False, False]], [24, 24, 16]),
+        ([True, False, False], [[False, False], [True, False], [True, False]], [16, 24, 24]),
+        ([False, True, True], [[True, True], [True, False], [False, False]], [32, 24, 16]),
+    ],
+    ids=["freeze", "thaw", "a gradient from before"],
+)
+def test_parameters_are_frozen_and_thawed_on_the_way(two, frozen, gradients, norms):
+    for own in two.run(freeze_and_thaw, frozen, gradients):
+        assert own == pytest.approx(norms)
+
+
+def clip_twice_listed() -> float:
+    a, b = (parameter(torch.ones(4, 4), mesh_of(2), S0) for _ in range(2))
+    a.grad = divided_like(torch.ones(4, 4), a) if dist.get_rank() == 0 else None
+    b.grad = divided_like(torch.ones(4, 4), b)
+    norm = fusedadam.clip_grad_norm_([a, a, b], 1.0)
+    assert float(norm**2) == pytest.approx(8 + 16)
+    return float(here(b.grad)[0, 0] * norm)
+
+
+def test_a_parameter_that_is_listed_twice_counts_once(two):
+    assert two.run(clip_twice_listed) == [pytest.approx(1.0)] * 2

@@ -182,6 +182,46 @@ def test_fsdp1_refuses_norms_that_are_asked_for_later(two):
     two.run(refuse_fsdp1_later)
 
 
+def refuse_on_flat(original: bool) -> None:
+    """What would be silently wrong: averages that do not reach the model, the norm of a part, gradients too early."""
+    net = fsdp1(original)
+    opt = make("EmaAdamW", net.parameters())
+    loss_of(net(mine(0)), mine(0)).backward()
+    with pytest.raises(RuntimeError, match=r"each process has some of the gradients.*the model's own clip_grad_norm_"):
+        fusedadam.clip_grad_norm_(net.parameters(), 1.0)
+    opt.step()
+    averages = "FullyShardedDataParallel keeps weights that it has gathered"
+    with pytest.raises(RuntimeError, match=averages), opt.ema_weights():
+        pass
+    with pytest.raises(RuntimeError, match=averages):
+        opt.ema_state_dict(net)
+    with pytest.raises(TypeError, match="adds up after they would have been used here"):
+        fusedadam.step_in_backward(net, functools.partial(make, "AdamW"))
+    opt.zero_grad()
+    loss_of(net(mine(1)), mine(1)).backward()  # and nothing is left behind
+    opt.step()
+
+
+@ORIGINAL
+def test_fsdp1_refuses_what_would_be_wrong(two, original):
+    two.run(refuse_on_flat, original)
+
+
+def refuse_averages_of_zero() -> None:
+    net = model()
+    zero = zero_of("EmaAdamW", net)
+    loss_of(net(batch(0)), batch(0)).backward()
+    zero.step()
+    with pytest.raises(RuntimeError, match="some of the averages only"), zero.optim.ema_weights():
+        pass
+    with pytest.raises(RuntimeError, match="some of the averages only"):
+        zero.optim.ema_state_dict(net)
+
+
+def test_zero_refuses_to_evaluate_with_averages(two):
+    two.run(refuse_averages_of_zero)
+
+
 def in_backward(optimizer: str, world: int) -> None:
     """The bits of the same training with step() after backward."""
     ends = []

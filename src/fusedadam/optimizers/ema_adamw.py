@@ -112,6 +112,8 @@ class EmaAdamW(FusedOptimizer):
 
         Stepping inside is refused: the trained weights come back at the end, and the step would be lost.
         """
+        distributed.check_has_all_averages(self)
+        self._renew_copies()
         averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
         sharded = distributed.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
@@ -134,9 +136,10 @@ class EmaAdamW(FusedOptimizer):
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference."""
-        state = (
-            model.state_dict()
-        )  # filled in place: it carries the modules' versions; under FSDP it ends the unsharding
+        distributed.check_has_all_averages(self)
+        self._renew_copies()
+        # filled in place: it carries the modules' versions; under FSDP it ends the unsharding
+        state = model.state_dict()
         copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
         averages: dict[str, Tensor] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
