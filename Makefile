@@ -16,7 +16,7 @@ test: lint
 	$(PYTEST) -m "not exhaustive"
 
 test-all: lint
-	$(PYTEST)
+	$(PYTEST) --hypothesis-profile=default
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .

@@ -11,6 +11,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, however slow the machine; `make test-all` draws its own
+settings.register_profile(
+    "the same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("the same every time")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -143,7 +143,7 @@ def world(tmp_path_factory):
 def python(*arguments, cwd, **variables):
     command, environment = [sys.executable, *map(str, arguments)], ENVIRONMENT | variables
     return subprocess.run(
-        command, cwd=cwd, env=environment, input="typed\n", capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env=environment, input="typed\n", capture_output=True, text=True, timeout=300
     )
 
 
@@ -171,7 +171,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=work, args=(queue,))
     process.start()
-    print(json.dumps(queue.get(timeout=60)))
+    print(json.dumps(queue.get(timeout=240)))
     process.join()
     sys.exit(process.exitcode)
 """

@@ -209,7 +209,7 @@ print(os.read(reading, 8 * 65).decode())
 """
 
 
-def run(script, *arguments, timeout=120, **environment):
+def run(script, *arguments, timeout=300, **environment):
     command = [sys.executable, "-c", script.format(root=str(ROOT)), *map(str, arguments)]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout, check=False

@@ -47,7 +47,7 @@ def grown(optimizer: str, gradients: str, count: int) -> tuple[int, int, int]:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
         return len(gc.get_objects()), sys.getallocatedblocks(), resident
 
-    before = steps(90)  # caches fill; the plan at the end is as large as at the end of what follows
+    before = steps(300)  # caches fill; the plan at the end is as large as at the end of what follows
     objects, blocks, resident = (b - a for a, b in zip(before, steps(count), strict=True))
     return objects, blocks, resident
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -40,6 +41,16 @@ def trained(optimizer: str, mesh: Any) -> tuple[Any, list[Any]]:
         p.grad = divided_like(v, p)
     opt.step()
     return opt, params
+
+
+def prepare(optimizer: str) -> None:
+    """Kernels are compiled and modules imported before anyone looks at the time."""
+    trained(optimizer, mesh_of(3))
+
+
+def failing(world: World, optimizer: str, function: Any, *arguments: Any) -> list[Answer]:
+    world.run(prepare, optimizer)
+    return world.outcomes(function, *arguments, grace=MINUTE)
 
 
 def die_in_all_reduce(which: int) -> None:
@@ -90,15 +101,15 @@ def assert_the_others_end(answers: list[Answer], failed: int = 1, code: int = DE
 
 @pytest.mark.parametrize(("optimizer", "which"), [("AdamP nesterov", 1), ("AdamP clipped", 2), ("BertAdam all", 1)])
 def test_a_rank_that_dies_in_a_step(doomed, optimizer, which):
-    assert_the_others_end(doomed.outcomes(die, optimizer, which, grace=MINUTE))
+    assert_the_others_end(failing(doomed, optimizer, die, optimizer, which))
 
 
 def test_a_rank_that_dies_where_a_scaler_asks(doomed):
-    assert_the_others_end(doomed.outcomes(die_scaled, grace=MINUTE))
+    assert_the_others_end(failing(doomed, "AdamW", die_scaled))
 
 
 def test_a_rank_that_dies_in_clipping(doomed):
-    assert_the_others_end(doomed.outcomes(die_clipping, grace=MINUTE))
+    assert_the_others_end(failing(doomed, "AdamW", die_clipping))
 
 
 def refuse(bad: str) -> None:
@@ -119,16 +130,16 @@ def refuse(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["shape", "option"])
 def test_a_rank_that_raises_and_ends(doomed, bad):
-    assert_the_others_end(doomed.outcomes(refuse, bad, grace=MINUTE))
+    assert_the_others_end(failing(doomed, "AdamP nesterov", refuse, bad))
 
 
 def late() -> float:
     """One process sleeps longer than the group waits for it."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group(timeout=timedelta(seconds=3))
     opt, _ = trained("AdamP nesterov", DeviceMesh.from_group(group, "cpu"))
     dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(2)
+        time.sleep(9)
         return 0.0
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
@@ -138,23 +149,25 @@ def late() -> float:
 
 def test_a_rank_that_is_late(doomed):
     """The time that the process group was given counts."""
+    doomed.run(prepare, "AdamP nesterov")
     waited = doomed.run(late)
-    assert 0.5 < max(waited) < 10
+    assert 1 < max(waited) < MINUTE
 
 
 def test_the_harness_says_where_a_rank_hangs(doomed):
+    doomed.run(dist_rank)
     begun = time.monotonic()
-    answers = doomed.outcomes(hang, limit=0.7)
-    assert time.monotonic() - begun < 20
+    answers = doomed.outcomes(hang, limit=4)
+    assert time.monotonic() - begun < MINUTE
     assert [a.ok for a in answers] == [True, False, True]
-    assert "did not answer within 1 s" in answers[1].value
+    assert re.match(r"did not answer within \d+ s", answers[1].value)
     assert "in hang" in answers[1].value
     assert doomed.run(dist_rank) == [0, 1, 2]  # the next ones have a world of their own
 
 
 def hang() -> None:
     if dist.get_rank() == 1:
-        time.sleep(MINUTE)
+        time.sleep(2 * MINUTE)
 
 
 def dist_rank() -> int:

@@ -21,7 +21,7 @@ from tests.distributed.disturbed import EXAMPLE, load_example
 pytestmark = pytest.mark.xdist_group("restarts")  # they share the undisturbed run
 OPTIONS = ["--width", "16", "--layers", "1", "--steps", "8", "--save-every", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LIMIT = 120.0  # seconds; a machine may be busy
+LIMIT = 600.0  # seconds; a machine may be busy
 RESULT = re.compile(r"^\w+ after \d+ steps: loss \S+, weights (?P<weights>\w{16})$", re.MULTILINE)
 
 
@@ -118,9 +118,9 @@ def kill_all(job: subprocess.Popen[str], marks: Path) -> None:
 def test_an_error_of_one_rank_ends_all_within_a_minute(tmp_path):
     job = start(*disturbed(tmp_path, "raise 1 3"))
     mark, end = tmp_path / "marks/raise-1-3", time.monotonic() + LIMIT
-    while not mark.exists() and time.monotonic() < end:
+    while not mark.exists() and time.monotonic() < end and job.poll() is None:
         time.sleep(0.05)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=60)  # what the others have to end in
     assert job.returncode != 0
     assert "RuntimeError: this rank fails" in output
     for path in (tmp_path / "marks").glob("pid-*"):

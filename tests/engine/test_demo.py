@@ -33,7 +33,7 @@ PEERS = {
 
 def fusedadam(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fusedadam", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
 
 
 def validation_losses(output: str) -> dict[str, float]:

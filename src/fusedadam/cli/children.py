@@ -12,9 +12,28 @@ from multiprocessing import resource_tracker
 def born_deaf() -> Iterator[None]:
     """Processes started here do not hear Ctrl-C, not even while their interpreters start; we hear it at the end.
 
-    A signal's being blocked is inherited, from the first instruction on. Ignoring it is the process's own doing
-    (:func:`stay_deaf`), which may come too late: it would complain in the middle of an import.
+    That a signal is blocked is inherited, from the first instruction on. Ignoring it is the process's own doing
+    (:func:`stay_deaf`), which may come too late: it would complain in the middle of an import. So it would if we were
+    interrupted while we are telling it what to do.
     """
+    heard = False
+
+    def hear(*_: object) -> None:
+        nonlocal heard
+        heard = True
+
+    before = signal.signal(signal.SIGINT, hear)  # another thread of ours may get it, blocked here or not
+    try:
+        with _blocked():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
