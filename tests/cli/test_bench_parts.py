@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,8 @@ def test_spread_and_percentages_follow_from_the_times() -> None:
     assert result.percent_of_copy == 50.0
     assert result.ms is not None
     assert result.ms.percent == pytest.approx(5.0)
+    assert tables.cache_sentence(report(result)) is None
+    assert "fit into a cache" in str(tables.cache_sentence(report(result, replace(result, bytes_moved=4 * 10**7))))
 
 
 def test_the_document_has_every_column_and_no_option_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

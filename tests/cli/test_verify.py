@@ -224,6 +224,7 @@ def test_ctrl_c_ends_everything_at_once(processes):
     ("arguments", "says"),
     [
         (["--device", "toaster"], "toaster"),
+        (["--device", "meta"], "'meta' cannot be used here"),
         (["--jobs", "0"], "from 1 on"),
         (["--seed", "-1"], "from 0 on"),
         (["--backend", "fast"], "fast"),

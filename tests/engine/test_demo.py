@@ -140,6 +140,10 @@ def test_an_unknown_command_is_refused() -> None:
         ("--params", "0", "--steps-per-second", "1"),
         ("--params", "1e9"),
         ("--output", "no such folder/demo.png"),
+        ("--output", "/proc/demo.png"),
+        ("--output", "demo.jpg"),
+        ("--output", "."),
+        ("--device", "meta"),
     ],
 )
 def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +151,14 @@ def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pyte
         command_line.main(["demo", *options])
     assert refused.value.code == 2
     assert options[0] in capsys.readouterr().err
+
+
+def test_asking_whether_a_picture_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    kept, new = tmp_path / "kept.png", tmp_path / "new.PNG"
+    kept.write_bytes(b"an older one")
+    assert [demo._picture(str(path)) for path in (kept, new)] == [kept, new]
+    assert kept.read_bytes() == b"an older one"
+    assert not new.exists()
 
 
 def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ def device(text: str) -> torch.device:
     """One that is here and works."""
     try:
         found = torch.device(text)
-        torch.empty(1, device=found)
-    except (RuntimeError, AssertionError, ValueError) as error:
+        torch.empty(1, device=found).item()  # which a meta device cannot answer
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be used here: {str(error).splitlines()[0]}") from None
     return found
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ from fusedadam import backends
 from fusedadam.cli import arguments as types
 from fusedadam.cli import demo_picture, display, estimate, figure
 from fusedadam.cli.peers import adamp_package
-from fusedadam.cli.side_by_side import OPTIMIZERS, Result, Training, train, unmeasured
+from fusedadam.cli.side_by_side import OPTIMIZERS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 from fusedadam.machine import processor
 
@@ -139,7 +138,10 @@ def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
     """Why the times do not allow to compare speeds, if so."""
     if measured < ENOUGH_STEPS:
-        return f"Speeds cannot be compared: only {measured} of the steps could be measured."
+        return (
+            f"Speeds cannot be compared: only {measured} of the steps could be measured. It takes {ENOUGH_STEPS} "
+            f"after the first {UNMEASURED}: --steps {ENOUGH_STEPS + UNMEASURED} or more."
+        )
     # on a quiet machine a step takes much the same time every time
     if any(r.step_ms > 2 * r.fastest_step_ms for r in results):
         return "Speeds cannot be compared: step times varied widely, as they do when other programs use the machine."
@@ -182,7 +184,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=_steps, help=f"default: {STEPS}, or as many as {SECONDS} seconds allow")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
     parser.add_argument("--device", type=types.device, help="default: cuda if there is one, else cpu")
-    parser.add_argument("--output", type=Path, default=Path("fusedadam-demo.png"), metavar="FILE",
+    parser.add_argument("--output", type=_picture, default=Path("fusedadam-demo.png"), metavar="FILE",
                         help="for the picture (default: fusedadam-demo.png)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="figures on standard output, all else on standard error")
     own = parser.add_argument_group("what your own run would save (both, as --params 1.3e9 --steps-per-second 2)")
@@ -191,10 +193,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.params is None) != (options.steps_per_second is None):
         parser.error("--params and --steps-per-second must be given together: a saving is a part of your training step")
-    if not options.output.parent.is_dir() or not os.access(options.output.parent, os.W_OK) or options.output.is_dir():
-        parser.error(
-            f"argument --output: {options.output} cannot be written; name a file in a folder that you can write"
-        )
     options.device = options.device or types.default_device()
     return options
 
@@ -203,6 +201,22 @@ def _steps(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 2 on (the first step only warms up)")
     return int(text)
+
+
+def _picture(text: str) -> Path:
+    """A file that can be written: better known now than after the training."""
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png: that is what is drawn")
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        why = f"cannot be written ({error.strerror}); name a file in a folder that you can write"
+        raise argparse.ArgumentTypeError(f"{text} {why}") from None
+    if not there:
+        path.unlink()
+    return path
 
 
 def _positive(text: str) -> float:

@@ -30,6 +30,7 @@ ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would un
 BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 
 # Ours, and before each its peer; the loops' cost is what people pay today.
+UNMEASURED = 10  # of the first steps: kernels are compiled and memory is set aside there
 ADAMP_PEER = "plain AdamP" if adamp_package() is None else "adamp AdamP"
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "torch AdamW": lambda params: torch.optim.AdamW(params, fused=True, **ADAMW),
@@ -109,8 +110,8 @@ def lr_factor(done: int, steps: int) -> float:
 
 
 def unmeasured(steps: int) -> int:
-    """How many of the first steps are not measured: kernels are compiled and memory is set aside there."""
-    return min(10, steps - 1)
+    """How many of the first steps are not measured; of short runs, all but the last."""
+    return min(UNMEASURED, steps - 1)
 
 
 def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:

@@ -128,8 +128,9 @@ def tell(report: Report, options: argparse.Namespace) -> None:
     """The table, and the files."""
     tables.show(report)
     print(f"\n{tables.spread_sentence(report)}")
-    if busy := tables.busy_sentence(report):
-        print(busy)
+    for sentence in (tables.cache_sentence(report), tables.busy_sentence(report)):
+        if sentence:
+            print(sentence)
     files = {"bench.json": json.dumps(report.as_json(), indent=2).encode(), "bench.html": page(report).encode()}
     if figure.possible():
         files["bench.png"] = picture.png(report)

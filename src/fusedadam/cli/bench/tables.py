@@ -71,6 +71,12 @@ def spread_sentence(report: Report) -> str:
     )
 
 
+def cache_sentence(report: Report) -> str | None:
+    if all((result.percent_of_copy or 0.0) <= 100 for result in report.results):
+        return None
+    return "Above 100 % of copy: parameters that fit into a cache can be faster than a large copy, which does not."
+
+
 def busy_sentence(report: Report) -> str | None:
     worst = report.largest_spread
     if worst is None or worst.ms is None or worst.ms.percent <= BUSY:
