@@ -158,6 +158,13 @@ def test_a_script_cannot_tell_how_it_was_started(world, case):
     assert ours.returncode == status
 
 
+def test_a_missing_script_is_all_that_is_said(tmp_path):
+    done = python("-m", "fusedadam", "run", "missing.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "can't open file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 SPAWNING = """
 import json, multiprocessing, sys
 import torch
@@ -222,7 +229,7 @@ def test_where_the_real_torch_npu_is_it_steps_aside_and_says_so(tmp_path):
 def test_a_device_that_cannot_be_had_is_refused(monkeypatch, device):
     monkeypatch.setenv("FUSEDADAM_DEVICE", "")  # and brought back afterwards
     with pytest.raises(SystemExit, match=device) as refused:
-        command_line.main(["run", "--device", device, "script.py"])
+        command_line.main(["run", "--device", device, __file__])
     assert isinstance(refused.value.code, str), "a text: python prints it, and exits with 1"
 
 

@@ -26,6 +26,7 @@ from tests.cli.common import heed_ctrl_c
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
 RESULT |= {"host_ms", "state_bytes", "extra_bytes", "roofline_ms", "percent_of_copy"}
+pytestmark = pytest.mark.xdist_group("bench")  # they share one run
 MEASURED = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")
 OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
 

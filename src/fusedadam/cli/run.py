@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
 import importlib.machinery
 import io
 import os
@@ -15,8 +16,8 @@ import runpy
 import sys
 import types
 import zipfile
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from fusedadam import ascend
 from fusedadam.ascend import device as devices
@@ -27,6 +28,10 @@ NO_SUCH_SCRIPT = 2  # as python itself exits
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    script, *rest = options.rest
+    if not options.module:
+        with _opening(path := _absolute(script)):
+            os.stat(path)  # before a word about devices
     if real_torch_npu():
         _say(options, "torch_npu is installed, so nothing is replaced: the script runs as it is")
     else:
@@ -37,7 +42,6 @@ def main(arguments: Sequence[str]) -> int:
         if options.device is not None:
             os.environ[devices.VARIABLE] = options.device
         _say(options, f'"npu" means {devices.kind()} here')
-    script, *rest = options.rest
     sys.argv = [script, *rest]
     _as_python_would(lambda: _run_module(script) if options.module else _run_script(script))
     return 0
@@ -85,16 +89,13 @@ def _as_python_would(run: Callable[[], None]) -> None:
 
 
 def _run_script(given: str) -> None:
-    main, path = _fresh_main(), os.path.join(os.getcwd(), given)  # absolute, and otherwise as it was given
+    main, path = _fresh_main(), _absolute(given)
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         _put_first(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        _refuse(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+    with _opening(path), io.open_code(path) as file:
+        source = file.read()
     _put_first(os.path.dirname(os.path.realpath(path)))
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
@@ -119,6 +120,16 @@ def _put_first(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _refuse(reason: str) -> NoReturn:
-    print(f"{sys.executable}: {reason}", file=sys.stderr)
-    sys.exit(NO_SUCH_SCRIPT)
+def _absolute(script: str) -> str:
+    """And otherwise as it was given."""
+    return os.path.join(os.getcwd(), script)
+
+
+@contextlib.contextmanager
+def _opening(path: str) -> Iterator[None]:
+    """Fails in python's own words."""
+    try:
+        yield
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(NO_SUCH_SCRIPT)
