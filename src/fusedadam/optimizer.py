@@ -26,7 +26,7 @@ from fusedadam.clipping import norm_of
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Options, Plan
 from fusedadam.rule import OWN_FLAGS, Rule, Special
-from fusedadam.shards import distributed_like, local, with_local
+from fusedadam.shards import local, with_local
 from fusedadam.snapshot import CHANGED, MOVED
 from fusedadam.steps import StepCounts
 from fusedadam.transfer import capturing
@@ -368,8 +368,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 for name, value in loaded["state"].get(key, {}).items():
                     if isinstance(value, Tensor):
                         device = torch.device("cpu") if name == "step" else param.device
-                        whole = value if name == "step" else distributed_like(value.detach(), param)
-                        self.state[param][name] = whole.detach().to(device, copy=True)
+                        self.state[param][name] = value.detach().to(device, copy=True)
             for group, mine, theirs in zip(self.param_groups, before, loaded["param_groups"], strict=True):
                 # what the saved group does not say stays; so does the backend, a choice for this machine
                 group.update({name: mine[name] for name in mine if name not in theirs or name == "backend"})

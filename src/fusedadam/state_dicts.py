@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.shards import distributed_like
 
 # What others may have chosen that not every optimizer here can: and what is the same as not choosing it
 NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True}
@@ -33,6 +34,7 @@ def fitting(
     """``groups`` are the present ones, merged with those that are loaded; ``names`` are ours for what others call
     otherwise; states in ``begin`` may do so at any time; ``whose`` is loading."""
     state: dict[Any, dict[str, Any]] = {}
+    params: dict[Any, Tensor] = {}
     given, anew = state_dict["state"], set()
     for theirs, group in zip(state_dict["param_groups"], groups, strict=True):
         for key, param in zip(theirs["params"], group["params"], strict=True):
@@ -47,7 +49,7 @@ def fitting(
             # a running maximum begins at zero, whenever it is asked for
             there = [n for n in needed if n not in mine and (n in own or n != "max_exp_avg_sq")]
             _check(own, param, there, f"state {key!r}", whose)
-            state[key] = own
+            state[key], params[key] = own, param
     unknown = [key for key in given if key not in state and given[key]]
     if unknown:
         raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
@@ -58,7 +60,15 @@ def fitting(
             stacklevel=8,  # where load_state_dict is called
         )
     without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
-    return {**state_dict, "state": state, "param_groups": without_step}
+    # all of it fits; divided before torch takes it over, since a device may have no room for all of it whole
+    divided = {key: {n: _divided(n, value, params[key]) for n, value in own.items()} for key, own in state.items()}
+    return {**state_dict, "state": divided, "param_groups": without_step}
+
+
+def _divided(name: str, value: Any, param: Tensor) -> Any:
+    if name == "step" or not isinstance(value, Tensor):
+        return value
+    return distributed_like(value.detach(), param)
 
 
 def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:

@@ -292,18 +292,27 @@ def life():
     return child
 
 
+def wait_for(saves):
+    # until so many more checkpoints have been seen: how long that takes depends on who else uses the machine
+    seen = {{os.stat(path).st_mtime_ns}} if os.path.exists(path) else {{0}}
+    while len(seen) <= saves:
+        seen |= {{os.stat(path).st_mtime_ns}} if os.path.exists(path) else set()
+
+
 straight = train(*make(), 0, lambda *_: None)
-began, child, seen = time.perf_counter(), life(), set()
-while len(seen) < 3:  # how long three steps take here
-    seen |= {{os.stat(path).st_mtime_ns}} if os.path.exists(path) else set()
-pace = time.perf_counter() - began
+child = life()
+wait_for(1)
+began = time.perf_counter()
+wait_for(2)
+pace = (time.perf_counter() - began) / 2  # of a step
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
 os.remove(path)
 chance, last, unfinished = random.Random(0), 0, 0
 for _ in range(kills):
     child = life()
-    time.sleep(chance.uniform(0, 1.3 * pace))
+    wait_for(chance.randrange(4))
+    time.sleep(chance.uniform(0, 2 * pace))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "it ended before it was killed"
@@ -323,7 +332,7 @@ print(done, digest(optimizer) == straight, last, unfinished)
 @FORK
 def test_a_training_that_is_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL at random moments, also while a checkpoint is being written."""
-    done, same, last, unfinished = run(KILLED, tmp_path, 20, 1500, OMP_NUM_THREADS="1")
-    assert (int(done), same) == (1500, "True")
+    done, same, last, unfinished = run(KILLED, tmp_path, 20, 800, OMP_NUM_THREADS="1")
+    assert (int(done), same) == (800, "True")
     assert int(last) > 0
     assert int(unfinished) > 0, "it was never killed while it wrote"

@@ -81,6 +81,30 @@ def test_a_whole_state_dict_into_divided_parameters(two, library, optimizer, aft
     two.run(resumed, optimizer, library.path(optimizer, "float32"), None, after)
 
 
+def load_whole() -> list[int]:
+    """How many elements each state has that torch is about to take to the parameters' device."""
+    whole, param = torch.nn.Parameter(torch.ones(8, 6)), parameter(torch.ones(8, 6), mesh_of(2), S0)
+    whole.grad = torch.ones(8, 6)
+    saving, loading = make("AdamW", [whole]), make("AdamW", [param])
+    saving.step()
+    seen, real = [], torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def process(param: Any, value: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
+        seen.append(here(value).numel())
+        return real(param, value, *others, **given)
+
+    torch.optim.Optimizer._process_value_according_to_param_policy = staticmethod(process)  # type: ignore[method-assign]
+    try:
+        loading.load_state_dict(saving.state_dict())
+    finally:
+        torch.optim.Optimizer._process_value_according_to_param_policy = staticmethod(real)  # type: ignore[method-assign]
+    return sorted(seen)
+
+
+def test_no_device_gets_more_than_its_part(two):
+    assert two.run(load_whole) == [[1, 24, 24]] * 2
+
+
 @EVERY
 @pytest.mark.parametrize(
     ("before", "after"),
