@@ -86,7 +86,8 @@ def one() -> Iterator[World]:
 
 
 def times(optimizer: str, count: int = 1000, rounds: int = 30) -> tuple[float, float]:
-    """Seconds of step() on divided and on plain parameters, in turns: whatever else the machine does meets both."""
+    """Seconds of processor time of step() on divided and on plain parameters, in turns: whatever else the machine does
+    meets both."""
     mesh = mesh_of(1)
     plain = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(count)]
     parts = [parameter(torch.ones(4, 4), mesh, S0) for _ in range(count)]
@@ -96,9 +97,9 @@ def times(optimizer: str, count: int = 1000, rounds: int = 30) -> tuple[float, f
     found: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for opt, seconds in zip(both, found, strict=True):
-            begun = time.perf_counter()
+            begun = time.process_time()
             opt.step()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.process_time() - begun)
     assert all(torch.equal(here(p), q) for p, q in zip(parts, plain, strict=True))
     return min(found[0]), min(found[1])
 
