@@ -25,6 +25,7 @@ from fusedadam.shards import is_dtensor, local
 SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DIMENSIONS = 16  # of a tensor; one with more is looked at anew in every step
+HINTS = 8  # words in which the compiled loop notes where a slot led to
 C_FUNCTIONS = ("PyList_GetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_DecRef", "PyErr_Clear")
 
 
@@ -138,11 +139,12 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         layouts = np.full((len(slots), 2 + 2 * DIMENSIONS), -1, dtype=np.int64)
         described = np.zeros(6, dtype=np.int64)  # one DLTensor
         otherwise = np.zeros(1, dtype=np.int64)  # whether something comes with another description of its division
-        arrays = (params, owners, slots, snapshot.addresses, layouts, described, otherwise)
+        hints = np.zeros((len(slots), HINTS), dtype=np.int64)
+        arrays = (params, owners, slots, snapshot.addresses, layouts, described, otherwise, hints)
         params_at, owners_at, slots_at, *others_at = (array.ctypes.data for array in arrays)
-        addresses_at, layouts_at, described_at, otherwise_at = others_at
+        addresses_at, layouts_at, described_at, otherwise_at, hints_at = others_at
         tables = [params_at, len(params), owners_at, len(owners), slots_at, len(slots)]
-        tables += [addresses_at, layouts_at, DIMENSIONS, described_at, otherwise_at]
+        tables += [addresses_at, layouts_at, DIMENSIONS, described_at, otherwise_at, hints_at, _impl_word()]
         divided = _dtensor_words() if any(spec is not None for spec in snapshot.specs) else (0, 0)
         words = np.array([*functions, 0, 0, 0, id(None), id(grad), *divided, *tables], dtype=np.int64)
         lists = slice(len(functions), len(functions) + 3)
@@ -161,6 +163,14 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         return look
 
     return make
+
+
+@functools.cache
+def _impl_word() -> int:
+    """Which word of a tensor's Python object is the address of its C++ object; 0: none of those that could be."""
+    tensor: Any = torch.empty(0)
+    words = (ctypes.c_void_p * 6).from_address(id(tensor))
+    return next((k for k in range(2, 6) if words[k] == tensor._cdata), 0)
 
 
 @functools.cache

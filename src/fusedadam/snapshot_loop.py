@@ -14,6 +14,10 @@ PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
 WORDS = 7  # of a slot
 TYPE = 1  # the word of any Python object that says what it is
+HINTS = 8  # words that are remembered of a slot
+AHEAD = 3  # by how many slots memory is asked for before it is needed
+# Of a dict the word that leads to its keys, and words of a TensorImpl: for hints alone, so they may as well be wrong
+KEYS, STORAGE, AUTOGRAD, VERSION = 4, 2, 3, 5
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -57,6 +61,19 @@ def differs(context, address, index, value):
     return types.int64(types.int64, types.int64, types.int64), emit
 
 
+@intrinsic
+def prefetch(context, address):
+    """Asks for the memory at an address, and does nothing if there is none."""
+
+    def emit(context, b, signature, args):
+        pointer = b.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        b.call(b.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind), [pointer, I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
 call1, call2, call2_int = caller("pointer", 1), caller("pointer", 2), caller("int", 2)
 
 
@@ -79,12 +96,39 @@ def compare(clear_error, describe, found, kind, tensor, layout, dimensions, addr
     return CHANGED if changed else MOVED if moved else SAME
 
 
+@numba.njit(error_model="numpy")
+def expect(hint):
+    """Asks for all that a slot led to the last time. Between two steps other things have filled the caches, and each
+    object of a tensor is only found through the one before: the loop would wait for one after the other."""
+    if at(hint, 0) != 0:
+        for k in range(HINTS):
+            prefetch(at(hint, k))
+        prefetch(at(hint, 0) + 56)  # where a DTensor's own words may be on another line of the cache
+        prefetch(at(hint, 2) + 64)  # and a TensorImpl has three
+        prefetch(at(hint, 2) + 128)
+
+
+@numba.njit(error_model="numpy")
+def remember(hint, found, here, impl_at, owner):
+    """Where a tensor is: its objects, for Python and for C++, and its storage; the dict that leads to a state, and what
+    leads from a parameter to its gradient. Numbers only: what was there may be gone by the next time."""
+    if differs(hint, 0, found) | differs(hint, 1, here):
+        impl, outer = at(here, impl_at), at(found, impl_at)
+        differs(hint, 2, impl)
+        differs(hint, 3, at(impl, STORAGE))
+        differs(hint, 4, owner if owner else outer)
+        differs(hint, 5, at(owner, KEYS) if owner else at(outer, AUTOGRAD))
+        differs(hint, 6, owner if owner else at(impl, VERSION))  # which is counted up after the step
+        differs(hint, 7, owner if owner else at(outer, VERSION))
+
+
 @numba.njit("int64(int64[::1])", error_model="numpy", cache=globals().get("cached", False))  # set by the loader
 def look(a):
     list_item, attribute, dict_item, release, clear_error, describe = a[0], a[1], a[2], a[3], a[4], a[5]
     params, owners, values, none, grad, part_at, spec_at = a[6], a[7], a[8], a[9], a[10], a[11], a[12]
     known_params, n_params, known_owners, n_owners = a[13], a[14], a[15], a[16]
     slots, n_slots, addresses, layouts, dimensions, tensor, otherwise = a[17], a[18], a[19], a[20], a[21], a[22], a[23]
+    hints, impl_at = a[24], a[25]
     for k in range(n_params):
         if call2(list_item, params, k) != at(known_params, k):
             return CHANGED
@@ -92,13 +136,18 @@ def look(a):
         if call2(list_item, owners, k) != at(known_owners, k):
             return CHANGED
     answer = SAME
+    for k in range(min(AHEAD, n_slots)):
+        expect(hints + 8 * HINTS * k)
     for k in range(n_slots):
+        expect(hints + 8 * HINTS * min(k + AHEAD, n_slots - 1))
         slot = slots + 8 * WORDS * k
         param, what, key, state, kind, part_kind = (
             at(slot, 0), at(slot, 1), at(slot, 2), at(slot, 3), at(slot, 4), at(slot, 5)
         )  # fmt: skip
+        owner = 0
         if what in (STATE, STEP):
-            found = call2(dict_item, call2(list_item, values, state), key)
+            owner = call2(list_item, values, state)
+            found = call2(dict_item, owner, key)
         else:
             found = call2(list_item, params, param)
             if what != PARAM:
@@ -110,6 +159,7 @@ def look(a):
             own = SAME if found == none else CHANGED
         else:
             layout = layouts + 8 * k * (2 + 2 * dimensions)
+            here = found
             if part_kind == 0:
                 own = compare(clear_error, describe, found, kind, tensor, layout, dimensions, addresses + 8 * k)
             elif at(found, TYPE) != kind:
@@ -118,6 +168,8 @@ def look(a):
                 here = at(found, part_at)
                 own = compare(clear_error, describe, here, part_kind, tensor, layout, dimensions, addresses + 8 * k)
                 differs(otherwise, 0, at(otherwise, 0) | differs(slot, 6, at(found, spec_at)))
+            if own != CHANGED and impl_at:
+                remember(hints + 8 * HINTS * k, found, here, impl_at, owner)
         if what in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own
             call1(release, found)
         if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts

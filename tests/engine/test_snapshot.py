@@ -19,6 +19,7 @@ def loop(request, monkeypatch):
         monkeypatch.setattr(snapshot, "prepare_loop", lambda: None)
     else:
         assert snapshot.prepare_loop() is not None, "torch and Numba here can serve the compiled loop"
+        assert snapshot._impl_word() != 0, "without it the loop gets no hints"
     return request.param
 
 
