@@ -119,11 +119,6 @@ class Gradients(NamedTuple):
     here: list[Tensor]
     absent: frozenset[int]
 
-    def count_up(self) -> None:
-        """They have been written to, as autograd is to know."""
-        written = [w for k, w in enumerate(self.wholes) if k not in self.absent]
-        torch.autograd.graph.increment_version([*written, *(local(w) for w in written if is_dtensor(w))])
-
 
 def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
     found: dict[int, Tensor] = {}
@@ -150,7 +145,7 @@ def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float
     launches.set_scalars(scalars, np.zeros(len(roles), dtype=np.int64))
     launches.run(roles)
     if flags["scaled"]:
-        grads.count_up()
+        torch.autograd.graph.increment_version([g for k, g in enumerate(grads.wholes) if k not in grads.absent])
     norm = norm_of(launches, "norm")
     assert norm is not None
     return norm

@@ -97,7 +97,6 @@ class Plan:
                 states[member.param].update(new)
         here = [m for m in members if not m.is_absent]
         self._tracked = [m.position for m in here if not m.param.is_inference()]
-        self._divided = [k for k in self._tracked if is_dtensor(params[k])]
         self.groups: Int64s = np.array(groups, dtype=np.int64)
         self.positions = [m.position for m in members]
         self._adopt(steps, [states.get(m.param, {}) for m in members], states, on_device)
@@ -173,8 +172,7 @@ class Plan:
         self.launches.run(roles, before_anything_is_written=count)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
-        here: list[Any] = [params[k]._local_tensor for k in self._divided]  # type: ignore[attr-defined]
-        torch.autograd.graph.increment_version(written + here if here else written)
+        torch.autograd.graph.increment_version(written)
 
     def report(self, name: str) -> dict[int, float]:
         """A value by tensor of the last step, by the parameter's position in the optimizer; waits for the device."""

@@ -135,7 +135,7 @@ def look(a):
     for k in range(n_owners):
         if call2(list_item, owners, k) != at(known_owners, k):
             return CHANGED
-    answer = SAME
+    answer, others = SAME, 0
     for k in range(min(AHEAD, n_slots)):
         expect(hints + 8 * HINTS * k)
     for k in range(n_slots):
@@ -167,7 +167,7 @@ def look(a):
             else:  # divided among processes
                 here = at(found, part_at)
                 own = compare(clear_error, describe, here, part_kind, tensor, layout, dimensions, addresses + 8 * k)
-                differs(otherwise, 0, at(otherwise, 0) | differs(slot, 6, at(found, spec_at)))
+                others |= differs(slot, 6, at(found, spec_at))
             if own != CHANGED and impl_at:
                 remember(hints + 8 * HINTS * k, found, here, impl_at, owner)
         if what in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own
@@ -175,4 +175,5 @@ def look(a):
         if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
             own = CHANGED
         answer = max(answer, own)
+    differs(otherwise, 0, others)
     return answer

@@ -230,15 +230,25 @@ def test_gradients_that_are_still_to_be_added_up(two, placement, max_norm):
     two.run(clip_partial, placement, max_norm)
 
 
-def versions() -> list[int]:
-    """Of gradients and of their parts here, before and after."""
+def versions() -> list[list[int]]:
+    """By how much torch's own in-place operation, clipping and a step count up what they have written, and its part."""
     param = parameter(torch.ones(4, 3), mesh_of(2), S0)
     param.grad = divided_like(torch.ones(4, 3), param)
-    both = (param.grad, here(param.grad))
-    before = [tensor._version for tensor in both]
-    fusedadam.clip_grad_norm_([param], 1.0)
-    return [tensor._version - count for tensor, count in zip(both, before, strict=True)]
+    optimizer, grad, counted = OPTIMIZERS["AdamW"]([param]), param.grad, []
+    writing = {
+        lambda: grad.mul_(2.0): grad,
+        lambda: fusedadam.clip_grad_norm_([param], 1.0): grad,
+        optimizer.step: param,
+    }
+    for write, written in writing.items():
+        before = [tensor._version for tensor in (written, here(written))]
+        with torch.no_grad():
+            write()
+        counted.append([tensor._version - n for tensor, n in zip((written, here(written)), before, strict=True)])
+    return counted
 
 
-def test_clipping_counts_as_a_change_of_what_it_has_written(two):
-    assert two.run(versions) == [[1, 1]] * 2
+def test_what_is_written_is_counted_up_as_by_torch(two):
+    for torchs, clipped, stepped in two.run(versions):
+        assert clipped == stepped == torchs
+        assert torchs[0] == 1
