@@ -254,14 +254,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._renew_copies()
         self._only_asked = False
 
-    @torch.no_grad()
     def _renew_copies(self) -> None:
         """Until that step, whoever looks at them sees what they would begin with now."""
-        copies = [name for name, kind in self.states.items() if kind.copy_of_param] if self._only_asked else []
-        for param, state in self.state.items() if copies else ():
-            for name in copies:
-                if name in state:
-                    local(state[name]).copy_(local(param))
+        if not self._only_asked:
+            return
+        copies = [name for name, kind in self.states.items() if kind.copy_of_param]
+        with torch.no_grad():
+            for param, state in self.state.items():
+                for name in copies:
+                    if name in state:
+                        local(state[name]).copy_(local(param))
 
     def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
         """The flags and the hyper-parameters of each group; kept until one changes."""

@@ -153,6 +153,17 @@ def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pyte
     assert options[0] in capsys.readouterr().err
 
 
+def test_so_is_a_place_that_nobody_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fusedadam-demo.png").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["demo"])
+    assert refused.value.code == 2
+    assert "fusedadam-demo.png cannot be written" in capsys.readouterr().err
+
+
 def test_asking_whether_a_picture_can_be_written_leaves_nothing(tmp_path: Path) -> None:
     kept, new = tmp_path / "kept.png", tmp_path / "new.PNG"
     kept.write_bytes(b"an older one")

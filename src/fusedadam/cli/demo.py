@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import math
 import statistics
 import sys
@@ -20,7 +19,7 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import arguments as types
-from fusedadam.cli import demo_picture, display, estimate, figure
+from fusedadam.cli import demo_picture, display, estimate, figure, frame
 from fusedadam.cli.peers import adamp_package
 from fusedadam.cli.side_by_side import OPTIMIZERS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.tiny_transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
@@ -38,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         data = run(options)
     if options.json:
-        print(json.dumps(data, indent=2))
-    return 0
+        frame.print_json(data)
+    return frame.FINE
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=_steps, help=f"default: {STEPS}, or as many as {SECONDS} seconds allow")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
     parser.add_argument("--device", type=types.device, help="default: cuda if there is one, else cpu")
-    parser.add_argument("--output", type=_picture, default=Path("fusedadam-demo.png"), metavar="FILE",
+    parser.add_argument("--output", type=_picture, default="fusedadam-demo.png", metavar="FILE",
                         help="for the picture (default: fusedadam-demo.png)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="figures on standard output, all else on standard error")
     own = parser.add_argument_group("what your own run would save (both, as --params 1.3e9 --steps-per-second 2)")

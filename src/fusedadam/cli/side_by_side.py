@@ -23,6 +23,7 @@ from fusedadam.cli import display
 from fusedadam.cli.peers import EMA_DECAY, AdamPLoop, BertAdamLoop, TorchAdamWWithEma, adamp_package
 from fusedadam.cli.tiny_transformer import TinyTransformer
 
+UNMEASURED = 10  # of the first steps: kernels are compiled and memory is set aside there
 TURN, LONGEST_TURN = 5, 2.0  # steps, unless all together would take longer than so many seconds
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
 ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
@@ -30,7 +31,6 @@ ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would un
 BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 
 # Ours, and before each its peer; the loops' cost is what people pay today.
-UNMEASURED = 10  # of the first steps: kernels are compiled and memory is set aside there
 ADAMP_PEER = "plain AdamP" if adamp_package() is None else "adamp AdamP"
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "torch AdamW": lambda params: torch.optim.AdamW(params, fused=True, **ADAMW),

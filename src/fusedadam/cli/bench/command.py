@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.cli import contestants, display, figure
+from fusedadam.cli import contestants, display, figure, frame
 from fusedadam.cli.bench import picture, planning, shapes, tables
 from fusedadam.cli.bench.measuring import Case, Conditions, bytes_each, grow, measure
 from fusedadam.cli.bench.options import parse
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         if report.results:
             tell(report, options)
     if options.json:
-        print(json.dumps(report.as_json(), indent=2))
+        frame.print_json(report.as_json())
     if stopped is not None:
         raise stopped
     return 1 if report.our_failures else 0
