@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam.layout import is_dense, overlaps
+from fusedadam.layout import Span, has_memory, overlaps
 from fusedadam.shards import is_dtensor, local
 from fusedadam.storage import STORAGES, names
 from fusedadam.transfer import capturing
@@ -136,15 +136,25 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) ->
         raise RuntimeError(
             f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)"
         )
-    if value.numel() and value.data_ptr() == 0:
+    if not has_memory(value) and value.data_ptr() == 0:
         kind = type(value).__name__
-        raise RuntimeError(f"{name} is a {kind} without memory of its own (sharded or wrapped?); use its local tensor")
+        raise RuntimeError(
+            f"{name} is a {kind} without memory of its own (sharded or wrapped, or was its storage freed?); use its "
+            "local tensor, or a copy"
+        )
+    if not has_memory(value):
+        raise RuntimeError(
+            f"{name} has {value.numel()} elements, for which its storage of {value.untyped_storage().nbytes()} bytes "
+            "is too small: the storage was resized under the tensor; resize it back, or use another tensor"
+        )
 
 
 def written(name: str, value: Any) -> None:
     """A tensor that a kernel can write: each element has a place of its own."""
     tensor(name, value)
     value = local(value)
+    if value._is_zerotensor():
+        raise RuntimeError(f"{name} is a ZeroTensor, which has no memory to be written to; use .clone()")
     if overlaps(value):
         raise RuntimeError(
             f"{name} has shape {tuple(value.shape)} and strides {value.stride()}: several of its elements may share "
@@ -164,21 +174,19 @@ def both_divided(name: str, value: Any, param: Tensor) -> None:
 
 
 def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it.
-
-    Tensors with gaps are let through: they may well lie between each other.
-    """
-    spans = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
-        for name, tensor in tensors
-        if tensor.numel() and is_dense(tensor)
-    )
-    end, last = ("", 0), ""
-    for device, start, stop, name in spans:
-        if (device, start) < end and (name, last) != ("grad", "grad"):
-            raise RuntimeError(f"{last} and {name} share memory; each needs a tensor with memory of its own")
-        if (device, stop) > end:
-            end, last = (device, stop), name
+    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it."""
+    on_device: dict[torch.device, list[tuple[str, Span]]] = {}
+    for name, tensor in tensors:
+        if tensor.numel() and not tensor._is_zerotensor():
+            on_device.setdefault(tensor.device, []).append((name, Span(tensor)))
+    for spans in on_device.values():
+        before: list[tuple[str, Span]] = []  # those that end behind the beginning of the next
+        for name, span in sorted(spans, key=lambda named: named[1].begin):
+            before = [named for named in before if named[1].end > span.begin]
+            for other, theirs in before:
+                if (name, other) != ("grad", "grad") and span.shares(theirs):
+                    raise RuntimeError(f"{other} and {name} share memory; each needs a tensor with memory of its own")
+            before.append((name, span))
 
 
 def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "") -> None:

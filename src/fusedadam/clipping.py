@@ -13,8 +13,10 @@ from torch import Tensor
 
 from fusedadam import backends, checks, distributed
 from fusedadam.launch import Launches
+from fusedadam.layout import has_memory
 from fusedadam.rule import Flag, Scalar, Special, Value, Values, rule
 from fusedadam.shards import distributed_like, is_dtensor, is_partial, local
+from fusedadam.tensor_words import dispatch_keys
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
@@ -158,8 +160,8 @@ def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str,
     """Those of an earlier call, if it had gradients like these: only their addresses may be others."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
     wholes, here, absent = grads
-    plain = all(g.layout == torch.strided for g in here)  # others have no strides, and are refused below
-    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, g.is_neg()) for g in here if plain)
+    plain = all(g.layout == torch.strided and has_memory(g) for g in here)  # others are refused below
+    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, dispatch_keys(g)) for g in here if plain)
     # a table that a kernel on another stream still reads must not be written to
     streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in here} if d.type == "cuda")
     divided = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]

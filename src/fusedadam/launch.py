@@ -90,7 +90,9 @@ class Launch:
     def end(self) -> None:
         for role, original, copy in self._copies:
             if role in self.table.special.outputs:
-                original.copy_(copy)
+                # kernels write to inference tensors in any mode; torch does so in theirs only
+                with torch.inference_mode(original.is_inference()):
+                    original.copy_(copy)
 
     def forget(self) -> None:
         self._mine, self._copies = [], []

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fusedadam.layout import dense_strides, lies_as
+from fusedadam.layout import address_of, dense_strides, is_plain, lies_as
 from fusedadam.rule import OWN_SCALARS, Special
 from fusedadam.shards import Sharding
 from fusedadam.stages import Stage, Sum
@@ -76,7 +76,8 @@ class LaunchTable:
             (role, k)
             for role in special.roles
             for k, m in enumerate(mine)
-            if not lies_as(m[role], self.strides[k]) or m[role].is_neg() or (role == "grad" and members[k] in passing)
+            if not (lies_as(m[role], self.strides[k]) and is_plain(m[role]))
+            or (role == "grad" and members[k] in passing)
         ]
 
         # the elements of a tensor are one row, unless the rule sums by rows
@@ -122,7 +123,7 @@ class LaunchTable:
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
         for role in special.roles:
-            self.words[self.at[role]] = [m[role].data_ptr() for m in mine]
+            self.words[self.at[role]] = [address_of(m[role]) for m in mine]
         for name, row in static.items():
             self.words[self.at[name]] = row
         if memory is None:

@@ -26,8 +26,8 @@ from fusedadam.clipping import norm_of
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Options, Plan
 from fusedadam.rule import OWN_FLAGS, Rule, Special
-from fusedadam.shards import local, with_local
-from fusedadam.snapshot import CHANGED, MOVED
+from fusedadam.shards import is_dtensor, local, with_local
+from fusedadam.snapshot import CHANGED, MOVED, Tensors
 from fusedadam.steps import StepCounts
 from fusedadam.transfer import capturing
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Group: TypeAlias = dict[str, Any]
 NOT_OPTIONS = ("self", "params", "__class__")
+ATTEMPTS = 10  # to find all tensors as they were a moment ago
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -60,7 +61,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _has_a_part = False  # of the model's parameters; other processes have the others
     _plan: Plan | None
     _last_plan: Plan | None
-    _groups: list[Any]  # what a plan takes from the groups
+    _groups: list[Any] | None  # what a plan takes from the groups
     _seen: list[Any] | None
     _only_asked: bool
     _steps: StepCounts
@@ -154,14 +155,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         amp = Amp(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         on_device = self._counts_on_device(options, amp)
         graph = capturing()
-        tensors = CHANGED if self._plan is None or graph else self._plan.snapshot.compare(params, self.state)
-        plan, self._plan = self._plan, None  # if no plan can be made there is none: what was seen was not taken over
-        each = zip(self.param_groups, flags, strict=True)
-        groups = [on_device, *((len(g["params"]), g.get("backend"), own) for g, own in each)]
-        if plan is None or tensors == CHANGED or groups != self._groups:
-            plan, self._groups = self._make_plan(params, flags, on_device), groups
-        elif tensors == MOVED:
-            plan.place()
+        plan, tensors = self._current_plan(params, flags, on_device, graph)
         self._last_plan = plan
         if graph:
             self._in_graphs.append(plan)  # its memory is what the graph will use
@@ -176,7 +170,31 @@ class FusedOptimizer(torch.optim.Optimizer):
             amp = amp._replace(found_inf=distributed.found_anywhere(amp.found_inf, plan.meshes))
         if plan.is_hosted and amp.found_inf is not None and amp.found_inf.item() != 0:
             return
-        plan.run(params, self.state, self._steps, options, amp)
+        plan.run(params, tensors, self._steps, options, amp)
+
+    def _current_plan(
+        self, params: list[Tensor], flags: list[tuple[bool, ...]], on_device: bool, graph: bool
+    ) -> tuple[Plan, Tensors]:
+        """The last step's plan if it is still good, else a new one; and the tensors that it works on."""
+        # while it is in use nobody else may take it, and if this step fails the next one makes another
+        plan, self._plan = self._plan, None
+        each = zip(self.param_groups, flags, strict=True)
+        groups = [on_device, *((len(g["params"]), g.get("backend"), own) for g, own in each)]
+        if graph or groups != self._groups:
+            plan = None
+        for _ in range(ATTEMPTS):
+            if plan is None:
+                plan, self._groups = self._make_plan(params, flags, on_device), groups
+            answer, tensors = plan.snapshot.compare(params, self.state)
+            if answer == MOVED:
+                plan.place()
+            if answer != CHANGED and plan.snapshot.is_of_expected:
+                return plan, tensors
+            plan = None
+        raise RuntimeError(
+            "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
+            "them; stop it before the step, or share a lock with it"
+        )
 
     def looks_at_several(self) -> bool:
         """Whether a step sums over several parameters, under the present options."""
@@ -236,11 +254,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         for k, group in enumerate(self.param_groups):
             chosen = dict(zip(self._flags, flags[k], strict=True))
             for param in group["params"]:
-                special = self.rule.special(chosen, param)
-                if param.grad is not None or distributed.is_waited_for(param, special):
-                    backend = backends.choose(param.device, group.get("backend"))
-                    new_state = functools.partial(self._new_state, param, group)
-                    members.append(Member(param, position, k, special, backend, new_state))
+                grad = param.grad
+                if grad is not None or is_dtensor(param):
+                    special = self.rule.special(chosen, param)
+                    if grad is not None or distributed.is_waited_for(param, special):
+                        backend = backends.choose(param.device, group.get("backend"))
+                        new_state = functools.partial(self._new_state, param, group)
+                        members.append(Member(param, grad, position, k, special, backend, new_state))
                 position += 1
         return Plan(self.rule, members, params, self.state, self._steps, on_device)
 
@@ -328,7 +348,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
-        self._plan = self._last_plan = self._seen = None
+        self._plan = self._last_plan = self._seen = self._groups = None
         self._only_asked = False  # states are there because someone asked for them, and no step has been taken
         self._steps = StepCounts()
         self._in_graphs = getattr(self, "_in_graphs", [])  # a graph may be replayed whatever else is forgotten

@@ -1,7 +1,8 @@
 """Everything about a step that stays the same until a tensor, a group or a flag changes.
 
 A plan is made once and then used step after step. Making one is where all input is checked, states are created and
-kernels compiled; it either succeeds or leaves everything as it was.
+kernels compiled. It either succeeds or leaves everything as it was: all that may fail is prepared first, then what was
+prepared is committed, which cannot fail.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fusedadam import checks
 from fusedadam.device_scalars import DeviceScalars
 from fusedadam.launch import Amp, Backend, Launches
 from fusedadam.launch_table import Floats, Int64s, Roles
-from fusedadam.layout import copy_with, dense_strides, lies_as
+from fusedadam.layout import copy_with, dense_strides, is_plain, lies_as
 from fusedadam.rule import Rule, Special
 from fusedadam.shards import distributed_like, is_dtensor, lies_like, local, sharding_of, with_local
-from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, find, prepare_loop
-from fusedadam.steps import HOST, StepCounts
+from fusedadam.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, Tensors, prepare_loop
+from fusedadam.steps import HOST, Counts, StepCounts
 from fusedadam.transfer import capturing
 
 States: TypeAlias = dict[Any, dict[str, Any]]
@@ -37,6 +38,7 @@ class Member:
     """
 
     param: Tensor
+    grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
     position: int  # among all parameters of the optimizer
     group: int
     special: Special
@@ -45,7 +47,7 @@ class Member:
 
     @property
     def is_absent(self) -> bool:
-        return self.param.grad is None
+        return self.grad is None
 
 
 class Plan:
@@ -64,21 +66,22 @@ class Plan:
         for member in members:
             checks.written("param", member.param)
             if not member.is_absent:
-                checks.tensor("grad", member.param.grad)
-                checks.both_divided("grad", member.param.grad, member.param)
+                checks.tensor("grad", member.grad)
+                checks.both_divided("grad", member.grad, member.param)
         shardings = [sharding_of(param) for param in params if is_dtensor(param)]
         self.meshes = list(dict.fromkeys(sharding.mesh for sharding in shardings if sharding is not None))
-        fresh = [{} if m.is_absent else _missing(m, states.get(m.param, {})) for m in members]
+        known = {param: dict(state) for param, state in states.items()}  # another thread may write there, too
+        fresh = [{} if m.is_absent else _missing(m, known.get(m.param, {})) for m in members]
         if capturing() and any(fresh):
             raise RuntimeError(
                 "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
                 "take a step, with the same parameters and options, before the capture"
             )
-        roles = [_roles(m, {**states.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
+        roles = [_roles(m, {**known.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)]
         for own in roles:
             checks.alike(own)
         checks.no_shared_memory((role, tensor) for own in roles for role, tensor in own.items())
-        for state in states.values():
+        for state in known.values():
             checks.one_number("state 'step'", state.get("step", 0.0))
             if state and "step" not in state:
                 raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
@@ -88,21 +91,28 @@ class Plan:
         self.launches = Launches(
             [m.special for m in members], roles, [m.backend for m in members], groups,
             wholes=[m.param for m in members], absent=self._absent,
-            passing=[k for k, m in enumerate(members) if not m.is_absent and not lies_like(m.param.grad, m.param)],
+            passing=[k for k, m in enumerate(members) if not m.is_absent and not lies_like(m.grad, m.param)],
         )  # fmt: skip
+
+        here = [m for m in members if not m.is_absent]
+        self._tracked = [m.position for m in here if not m.param.is_inference()]
+        self.groups: Int64s = np.array(groups, dtype=np.int64)
+        self.positions = [m.position for m in members]
+        present = {param: state["step"] for param, state in known.items() if "step" in state}
+        present |= {m.param: new["step"] for m, new in zip(members, fresh, strict=True) if "step" in new}
+        counts = self._prepare_counts(steps, [m.param for m in members], present, on_device)
 
         # nothing can fail from here on, so now it may be written
         for member, new in zip(members, fresh, strict=True):
             if new:
                 states[member.param].update(new)
-        here = [m for m in members if not m.is_absent]
-        self._tracked = [m.position for m in here if not m.param.is_inference()]
-        self.groups: Int64s = np.array(groups, dtype=np.int64)
-        self.positions = [m.position for m in members]
-        self._adopt(steps, [states.get(m.param, {}) for m in members], states, on_device)
+        for one in counts:
+            steps.take(one, states)
 
         slots = _slots(here, params, states)
-        self.snapshot = Snapshot(slots, params, states)
+        used = {m.position: (m, {**known.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)}
+        used_steps = {owner: view for one in counts for owner, view in one.views.items()}
+        self.snapshot = Snapshot(slots, params, states, [_expected(slot, used, used_steps) for slot in slots])
         at = {(s.param, s.what): k for k, s in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
         self._at = [
@@ -118,23 +128,31 @@ class Plan:
             if not launch.table.is_absent
         ]
 
-    def _adopt(self, steps: StepCounts, own: list[dict[str, Any]], states: States, on_device: bool) -> None:
+    def _prepare_counts(
+        self, steps: StepCounts, owners: list[Tensor], present: Mapping[Tensor, Any], on_device: bool
+    ) -> list[Counts]:
         """Divides the parameters into those that are counted on the host and those whose device does it."""
         tables = [launch.table for launch in self.launches]
         away = [table for table in tables if on_device and table.home != HOST and not table.is_absent]
+        self._away, prepared = [], []
         for home in {table.home for table in away}:  # all of a device at once: their counts are one tensor
-            there = [own[k] for table in away if table.home == home for k in table.members.tolist()]
-            steps.adopt(there, states.values(), home)
-        self._away = []
-        for table in away:
-            places = steps.adopt([own[k] for k in table.members.tolist()], states.values(), table.home)
-            table.scalars_on_device = True
-            flat = steps.flat(table.home)
-            self._away.append(DeviceScalars(self.rule, table, flat, places, self.groups[table.members]))
+            there = {owners[k]: present[owners[k]] for t in away if t.home == home for k in t.members.tolist()}
+            counts = steps.prepare(there, present, home)
+            prepared.append(counts)
+            for table in (t for t in away if t.home == home):
+                places = counts.places(owners[k] for k in table.members.tolist())
+                table.scalars_on_device = True
+                self._away.append(DeviceScalars(self.rule, table, counts.flat, places, self.groups[table.members]))
         elsewhere = {k for table in away for k in table.members.tolist()} | set(self._absent)
-        self._hosted: Int64s = np.array([k for k in range(len(own)) if k not in elsewhere], dtype=np.int64)
-        self._steps = steps.adopt([own[k] for k in self._hosted.tolist()], states.values(), HOST)
+        self._hosted: Int64s = np.array([k for k in range(len(owners)) if k not in elsewhere], dtype=np.int64)
+        hosted = [owners[k] for k in self._hosted.tolist()]
+        # counts that have just moved to a device are no longer here
+        moved = {owner for counts in prepared for owner in counts.views}
+        others = {owner: step for owner, step in present.items() if owner not in moved}
+        counts = steps.prepare({owner: present[owner] for owner in hosted}, others, HOST)
+        self._steps = counts.places(hosted)
         self._occurring, self._whose_group = np.unique(self.groups[self._hosted], return_inverse=True)
+        return [*prepared, counts]
 
     @property
     def is_hosted(self) -> bool:
@@ -147,9 +165,10 @@ class Plan:
             table.place(self.snapshot.addresses[places])
 
     def run(
-        self, params: list[Tensor], states: States, steps: StepCounts, options: Sequence[Options], amp: Amp
+        self, params: list[Tensor], tensors: Tensors, steps: StepCounts, options: Sequence[Options], amp: Amp
     ) -> None:
-        """``options``: the hyper-parameters of each group."""
+        """``tensors``: those that the snapshot has found, which the caller keeps until this returns; ``options``: the
+        hyper-parameters of each group."""
         if not len(self.launches):
             return
         step = steps.next(self._steps)
@@ -166,7 +185,6 @@ class Plan:
 
         roles: Sequence[Roles] = ()
         if self.launches.needs_tensors:
-            tensors = list(find(self.snapshot.slots, params, states))
             wholes = [{role: tensors[k] for role, k in own.items()} for own in self._at]
             roles = [_parts(own) or self._nothing[k] for k, own in enumerate(wholes)]
         self.launches.run(roles, before_anything_is_written=count)
@@ -219,7 +237,7 @@ def _missing(member: Member, state: Mapping[str, Any]) -> dict[str, Any]:
                 "torch.distributed.checkpoint"
             )
         own = local(state[name])
-        if own.shape == param.shape and not (own.device == device and lies_as(own, strides)):
+        if own.shape == param.shape and not (own.device == device and lies_as(own, strides) and is_plain(own)):
             new[name] = with_local(member.param, copy_with(own.to(device), strides))
     return new
 
@@ -228,7 +246,7 @@ def _roles(member: Member, state: Mapping[str, Any]) -> dict[str, Tensor]:
     here = local(member.param)
     if member.is_absent:
         return dict.fromkeys(member.special.roles, here.new_empty(0))
-    grad: Any = member.param.grad
+    grad: Any = member.grad
     if not lies_like(grad, member.param):  # each run divides it anew, together with the other processes: not yet
         grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
     return {"param": here, "grad": local(grad), **{n: local(state[n]) for n in member.special.states}}
@@ -240,6 +258,16 @@ def _parts(roles: Mapping[str, Any]) -> dict[str, Tensor]:
         role: local(distributed_like(whole, roles["param"]) if role == "grad" else whole)
         for role, whole in roles.items()
     }
+
+
+def _expected(slot: Slot, used: Mapping[int, tuple[Member, Mapping[str, Any]]], steps: Mapping[Tensor, Tensor]) -> Any:
+    """The tensor that the plan was made for."""
+    if slot.what == NO_GRAD:
+        return None
+    member, state = used[slot.param]
+    if slot.what == "step":
+        return steps.get(member.param, state["step"])
+    return state[slot.what] if isinstance(slot.what, str) else member.param if slot.what == PARAM else member.grad
 
 
 def _slots(members: Sequence[Member], params: list[Tensor], states: States) -> list[Slot]:
