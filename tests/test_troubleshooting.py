@@ -26,6 +26,7 @@ HANDED_ON = {"fail": 1, "_warn": 0, "not_captured": 0}
 COLLECTED = {
     "RuntimeError(why)": "handed to checks.not_captured",
     "RuleError(f'rule {self.name} ({self.filename}:{line}): {why}')": "handed to Function.fail",
+    "f'its scalars, {name}: {error}'": "said in tracing.py",
     "f'fusedadam: {sentence}'": "handed to backends._warn",
     "RuntimeError(self._no_steps)": "assigned to _no_steps",
     "ModuleNotFoundError(sentence(name))": "returned by missing.sentence",
@@ -69,7 +70,7 @@ def spoken(node: ast.AST, place: str) -> Iterator[ast.expr]:
         name = ast.unparse(node.func).rpartition(".")[2]
         if name == "warn" and ast.unparse(node.args[0]) not in COLLECTED:
             yield node.args[0]
-        elif name in HANDED_ON:
+        elif name in HANDED_ON and ast.unparse(node.args[HANDED_ON[name]]) not in COLLECTED:
             yield node.args[HANDED_ON[name]]
     elif isinstance(node, ast.FunctionDef) and node.name == "sentence":
         yield from (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value)

@@ -54,7 +54,17 @@ def one_number(name: str, value: Any) -> None:
 
 def largest_norm(name: str, value: Any) -> float:
     """At least 0; infinity is allowed, and never reached."""
-    return math.inf if value == math.inf else number(name, value)
+    if not (norm := real(name, value)) >= 0:
+        raise ValueError(f"{name}={value!r} is out of range; it must be at least 0, and may be infinite")
+    return norm
+
+
+def max_grad_norm(value: Any) -> None:
+    if value is not None and not real("max_grad_norm", value) >= 0:
+        raise ValueError(
+            f"max_grad_norm={value!r} is out of range; it must be above 0 (infinity only takes the norm), or 0 or "
+            "None for no clipping"
+        )
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:

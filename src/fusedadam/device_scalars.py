@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.counts import DeviceCount, Tables
+from fusedadam.counts import DeviceCount, PowerTables
 from fusedadam.launch_table import Int64s, LaunchTable
 from fusedadam.rule import Rule
 from fusedadam.steps import Places
+from fusedadam.tracing import MAY_BE_ON_DEVICE
 from fusedadam.transfer import sent
 
 # What groups differ in most: one value for each parameter. Whatever else they differ in is calculated group by group.
-VARYING = ("lr", "weight_decay")
+VARYING = MAY_BE_ON_DEVICE
 
 
 class DeviceScalars:
@@ -27,7 +28,7 @@ class DeviceScalars:
         self._places = None if isinstance(places, slice) else sent(places, table.home)
         self._rows = {name: table.value(name) for name in table.scalars}
         self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
-        self._tables: Tables = {}
+        self._tables = PowerTables()
         self._filled: dict[tuple[str, int], float] = {}  # rows of numbers that stay the same
         self._seen: Any = None
         self._parts: list[tuple[Tensor | None, dict[str, Any]]] = []
@@ -46,6 +47,7 @@ class DeviceScalars:
             scalars = self._rule.scalars(step=mine, **now)
             for name in self.table.scalars:
                 self._write(name, part, columns, scalars[name])
+        self._tables.end_step()
 
     def count(self) -> None:
         """The step is taken, unless there is an infinity."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -91,7 +92,7 @@ class Launch:
         for role, original, copy in self._copies:
             if role in self.table.special.outputs:
                 # kernels write to inference tensors in any mode; torch does so in theirs only
-                with torch.inference_mode(original.is_inference()):
+                with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)
 
     def forget(self) -> None:

@@ -23,8 +23,9 @@ from torch._compile import _disable_dynamo
 
 from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
+from fusedadam.group_options import Flags, GroupOptions, Options, Source, readable
 from fusedadam.launch import Amp
-from fusedadam.plan import Member, Options, Plan
+from fusedadam.plan import Member, Plan
 from fusedadam.rule import OWN_FLAGS, Rule, Special
 from fusedadam.shards import is_dtensor, local, with_local
 from fusedadam.snapshot import CHANGED, MOVED, Tensors
@@ -62,7 +63,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _plan: Plan | None
     _last_plan: Plan | None
     _groups: list[Any] | None  # what a plan takes from the groups
-    _seen: list[Any] | None
+    _read: GroupOptions
     _only_asked: bool
     _steps: StepCounts
 
@@ -82,8 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         checks.number("lr", group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
-        if group.get("max_grad_norm") is not None:
-            checks.largest_norm("max_grad_norm", group["max_grad_norm"])
+        checks.max_grad_norm(group.get("max_grad_norm"))
         if group.get("backend") is not None:
             backends.check(group["backend"])
 
@@ -173,7 +173,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         plan.run(params, tensors, self._steps, options, amp)
 
     def _current_plan(
-        self, params: list[Tensor], flags: list[tuple[bool, ...]], on_device: bool, graph: bool
+        self, params: list[Tensor], flags: list[Flags], on_device: bool, graph: bool
     ) -> tuple[Plan, Tensors]:
         """The last step's plan if it is still good, else a new one; and the tensors that it works on."""
         # while it is in use nobody else may take it, and if this step fails the next one makes another
@@ -204,7 +204,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Whether a step sums at all, under the present options, over matrices if not over vectors."""
         return any(self._whole_special(own).has_sums for own in self._options()[0])
 
-    def _whole_special(self, flags: tuple[bool, ...]) -> Special:
+    def _whole_special(self, flags: Flags) -> Special:
         return self.rule.special({**dict(zip(self._flags, flags, strict=True)), **dict.fromkeys(OWN_FLAGS, True)})
 
     def _check_sums_are_whole(self) -> None:
@@ -248,7 +248,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return only if type(only) is list else list(only)
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _make_plan(self, params: list[Tensor], flags: list[tuple[bool, ...]], on_device: bool) -> Plan:
+    def _make_plan(self, params: list[Tensor], flags: list[Flags], on_device: bool) -> Plan:
         self._check_sums_are_whole()
         members, position = [], 0
         for k, group in enumerate(self.param_groups):
@@ -285,21 +285,18 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if name in state:
                         local(state[name]).copy_(local(param))
 
-    def _options(self) -> tuple[list[tuple[bool, ...]], list[Options]]:
-        """The flags and the hyper-parameters of each group; kept until one changes."""
-        now = [self._raw_options(group) for group in self.param_groups]
-        live = any(isinstance(value, Tensor) for raw in now for value in raw[1])
-        if live or self._seen is None or now != self._seen:
-            flags = [tuple(bool(value) for value in raw[0]) for raw in now]
-            self._known = flags, [tuple(map(_plain, raw[1])) for raw in now]
-            # a tensor may change without becoming another: such options are read in every step
-            self._seen = None if live else now
-        return self._known
+    def _options(self) -> tuple[list[Flags], list[Options]]:
+        """The flags and the hyper-parameters of each group, checked."""
+        source = Source(self._flags, self.rule.hyper_parameters, self._option, self._check_changed)
+        self._read.read(self.param_groups, source)
+        return self._read.flags, self._read.options
 
-    def _raw_options(self, group: Group) -> tuple[list[Any], list[Any]]:
-        return [self._option(group, n) for n in self._flags], [
-            self._option(group, n) for n in self.rule.hyper_parameters
-        ]
+    def _check_changed(self, group: Group, names: Sequence[str]) -> None:
+        """Refuses options that somebody has put into a group later. A scheduler changes a number at a time."""
+        if names == ["lr"] and type(group["lr"]) is float:
+            checks.number("lr", group["lr"])
+        else:
+            self.check(readable(group))
 
     @property
     def _flags(self) -> list[str]:
@@ -316,7 +313,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return group.get(name, False)
         max_grad_norm = group.get("max_grad_norm")
         if name == "clipped":
-            return max_grad_norm is not None
+            return max_grad_norm is not None and float(max_grad_norm) != 0
         if name == "max_grad_norm":
             return math.inf if max_grad_norm is None else max_grad_norm
         return group[name]
@@ -348,7 +345,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         """Nothing is known about the last step: the next one looks at everything."""
-        self._plan = self._last_plan = self._seen = self._groups = None
+        self._plan = self._last_plan = self._groups = None
+        self._read = GroupOptions()
         self._only_asked = False  # states are there because someone asked for them, and no step has been taken
         self._steps = StepCounts()
         self._in_graphs = getattr(self, "_in_graphs", [])  # a graph may be replayed whatever else is forgotten
@@ -419,13 +417,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         begin = [name for name, kind in self.states.items() if kind.copy_of_param]
         return state_dicts.fitting(state_dict, groups, self.also_called, kept, begin, type(self).__name__)
-
-
-def _plain(value: Any) -> Any:
-    """A number where it can be had without waiting for a device."""
-    if isinstance(value, str) or (isinstance(value, Tensor) and value.device.type != "cpu"):
-        return value
-    return float(value)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.device_scalars import DeviceScalars
+from fusedadam.group_options import Options
 from fusedadam.launch import Amp, Backend, Launches
 from fusedadam.launch_table import Floats, Int64s, Roles
 from fusedadam.layout import copy_with, dense_strides, is_plain, lies_as
@@ -27,7 +28,6 @@ from fusedadam.steps import HOST, Counts, StepCounts
 from fusedadam.transfer import capturing
 
 States: TypeAlias = dict[Any, dict[str, Any]]
-Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
 
 
 @dataclass

@@ -20,8 +20,10 @@ The contract for authors:
   last statement returns the roles to be stored, by name. ``grad`` is never stored.
 - A role that the code does not use under the given flags does not exist then: no memory, no traffic.
 - ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters; everything that
-  is the same for all elements of a parameter belongs there. ``row_length`` and ``numel`` are the parameter's own; so is
-  the flag ``matrix``: two dimensions or more.
+  is the same for all elements of a parameter belongs there. It is made of ``+ - *``, comparisons, ``beta ** step`` and
+  words (``divide`` for ``/``, ``where`` for ``if``), since a step that only the device knows is a tensor: tracing.py
+  has the reasons. ``row_length`` and ``numel`` are the parameter's own; so is the flag ``matrix``: two dimensions or
+  more.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may stand wherever a value may:
   ``stages.py`` divides the rule where it waits for them. What is made of sums and scalars is calculated in float64.
 - ``reports`` names such values, one for each parameter, that can be asked for after a step.
@@ -40,6 +42,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from fusedadam import tracing
 from fusedadam.counts import Count
 from fusedadam.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.stages import Split, split
@@ -96,8 +99,17 @@ class Rule:
         self._specials: dict[tuple[bool, ...], Special] = {}
         self._waits: dict[str, int] = {}  # in which round sums over several parameters come
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
+        self._check_scalars()
         for choice in (False, True):  # the other choices are made when they are first asked for
             self.special(dict.fromkeys(self.flags, choice))
+
+    def _check_scalars(self) -> None:
+        """Refuses scalars that would not be the same on a device."""
+        try:
+            tracing.check(self._scalars, [name for name in self.scalar_names if name not in OWN_SCALARS])
+        except tracing.NotOnBothSides as error:
+            name = getattr(self._scalars, "__name__", "scalars")
+            self._function.fail(self._function.tree, f"its scalars, {name}: {error}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.update(*args, **kwargs)

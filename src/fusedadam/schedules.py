@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from fusedadam.words import cos, divide, maximum, minimum, sqrt, where
+
+Schedule: TypeAlias = Literal["warmup_cosine", "warmup_constant", "warmup_linear", "warmup_poly"]
 
 __all__ = ["SCHEDULES", "warmup_constant", "warmup_cosine", "warmup_linear", "warmup_poly"]
 

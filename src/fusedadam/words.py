@@ -20,11 +20,14 @@ for scalars alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+from fusedadam.tracing import OnDevice, Traced
 
 __all__ = [
     "abs",
@@ -43,6 +46,19 @@ __all__ = [
 __all__ += ["where"]
 
 
+def _of_scalars(word: Callable[..., Any]) -> Callable[..., Any]:
+    """The word, also for what scalars are made of: counts on a device, and values that are not known yet."""
+
+    @functools.wraps(word)
+    def call(*values: Any) -> Any:
+        if any(type(value) is Traced for value in values):
+            return Traced.of(values)
+        return word(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
+
+    return call
+
+
+@_of_scalars
 def sqrt(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return np.sqrt(x)
@@ -51,18 +67,22 @@ def sqrt(x: Any) -> Any:
     return torch.sqrt(x)
 
 
+@_of_scalars
 def abs(x: Any) -> Any:  # noqa: A001  the word is the field's own
     return torch.abs(x) if isinstance(x, torch.Tensor) else np.abs(x)
 
 
+@_of_scalars
 def maximum(a: Any, b: Any) -> Any:
     return _both(torch.maximum, np.maximum, a, b)
 
 
+@_of_scalars
 def minimum(a: Any, b: Any) -> Any:
     return _both(torch.minimum, np.minimum, a, b)
 
 
+@_of_scalars
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, *_tensors(condition, a, b))
@@ -72,12 +92,14 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return chosen.item() if isinstance(chosen, np.generic) else chosen
 
 
+@_of_scalars
 def power(x: Any, y: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return torch.pow(x.double(), y).to(x.dtype)
     return np.power(x, y)
 
 
+@_of_scalars
 def divide(a: Any, b: Any) -> Any:
     """a / b, correctly rounded. For scalars: where one side is a number, torch multiplies by a reciprocal instead."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
@@ -85,6 +107,7 @@ def divide(a: Any, b: Any) -> Any:
     return a / b
 
 
+@_of_scalars
 def cos(x: Any) -> Any:
     return torch.cos(x) if isinstance(x, torch.Tensor) else np.cos(x)
 

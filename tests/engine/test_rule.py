@@ -19,12 +19,16 @@ def no_scalars(step):
     return {}
 
 
+def some_scalars(step):
+    return dict.fromkeys(("s", "t"), 1.0)
+
+
 def halved(x):
     y = 0.5 * x
     return y, sqrt(x)
 
 
-@rule(scalars=no_scalars)
+@rule(scalars=some_scalars)
 def everything(param: Value, grad: Value, a: Value, b: Value, *, s: Scalar, t: Scalar, f: Flag, g: Flag) -> Values:
     """All that a rule may say."""
     half, root = halved(grad)
@@ -214,7 +218,7 @@ def bad_string(param: Value, grad: Value) -> Values:
 )
 def test_refused_with_the_line_and_what_to_write_instead(function, says):
     with pytest.raises(RuleError) as caught:
-        rule(scalars=no_scalars)(function)
+        rule(scalars=some_scalars)(function)
     assert says in str(caught.value)
     assert f"{function.__name__} ({__file__}:" in str(caught.value)
     line = int(str(caught.value).split(f"{__file__}:")[1].split(")")[0])

@@ -66,8 +66,8 @@ class AdamW(FusedOptimizer):
         amsgrad: divide by the largest second moment so far
         max_grad_norm: gradients are scaled down, on the way into the update, so that the norm of all of them together
             is at most this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` itself stays as it is, and
-            ``optimizer.grad_norm`` is what the norm was. A group with None is neither counted nor clipped; infinity
-            only takes the norm
+            ``optimizer.grad_norm`` is what the norm was. A group with None or 0 is neither counted nor clipped;
+            infinity only takes the norm
         maximize: go up the gradient instead of down
         foreach, fused: accepted and kept, as torch's, but nothing is chosen by it: every step is fused
         capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one

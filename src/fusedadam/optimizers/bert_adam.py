@@ -11,20 +11,20 @@ from fusedadam import checks
 from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.schedules import SCHEDULES
+from fusedadam.schedules import SCHEDULES, Schedule
 from fusedadam.words import divide, group_sum, maximum, sqrt, tensor_sum, total, where
 
 CLIPS = ("parameter", "group", "all")
 
 
 # fmt: off
-def scheduled_lr(done: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: str) -> Any:
+def scheduled_lr(done: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: Schedule) -> Any:
     """The learning rate after ``done`` steps."""
     return where(t_total > 0, lr * SCHEDULES[schedule](divide(done, maximum(t_total, 1.0)), warmup), lr)
 
 
 def bert_adam_scalars(
-    step: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: str,
+    step: Scalar, lr: Scalar, warmup: Scalar, t_total: Scalar, schedule: Schedule,
     b1: Scalar, b2: Scalar, e: Scalar, weight_decay: Scalar, max_grad_norm: Scalar,
 ) -> dict[str, Any]:
     return {
@@ -127,6 +127,6 @@ class BertAdam(FusedOptimizer):
 
     def _option(self, group: Group, name: str) -> Any:
         if name.startswith("clip_"):
-            clipping = group["max_grad_norm"] is not None and group["max_grad_norm"] > 0
+            clipping = group["max_grad_norm"] is not None and float(group["max_grad_norm"]) > 0
             return clipping and group.get("clip", CLIPS[0]) == name.removeprefix("clip_")
         return super()._option(group, name)
