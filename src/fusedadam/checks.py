@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusedadam.layout import Span, has_memory, overlaps
 from fusedadam.shards import is_dtensor, local
@@ -127,6 +127,17 @@ def torch_options(group: Mapping[str, Any]) -> None:
 def not_captured(why: str) -> None:
     if capturing():
         raise RuntimeError(why)
+
+
+def iterable_of_parameters(name: str, value: Any) -> None:
+    """What optimizers and clipping are given, as far as it can be told without using it up."""
+    kind = type(value).__name__
+    if isinstance(value, nn.Module):
+        raise TypeError(f"{name} is a module ({kind}); pass its parameters: model.parameters()")
+    if isinstance(value, torch.optim.Optimizer):
+        raise TypeError(f"{name} is an optimizer ({kind}); pass the parameters of the model: model.parameters()")
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} is a {kind}; it must be parameters, such as model.parameters()")
 
 
 def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) -> None:

@@ -94,7 +94,11 @@ def clip_grad_norm_(
     order = _order(norm_type)
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
     special = clip.special({**flags, "scaled": True})
+    checks.iterable_of_parameters("parameters", parameters)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for k, param in enumerate(params):
+        if not isinstance(param, Tensor):
+            raise TypeError(f"parameters[{k}] is a {type(param).__name__}; it must be a parameter (a torch.Tensor)")
     if distributed.are_flat(params):
         raise RuntimeError(
             "FullyShardedDataParallel has flattened and divided these parameters, so each process has some of the "

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fusedadam.distributed import are_flat
 from fusedadam.optimizer import FusedOptimizer
@@ -41,6 +42,14 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
         True
         >>> optimizer.step()
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+    if not callable(make_optimizer):
+        kind = type(make_optimizer).__name__
+        raise TypeError(
+            f"make_optimizer is a {kind}; it must be a function that makes the optimizer, such as lambda params: "
+            "AdamW(params, lr=1e-3)"
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise TypeError(
             "model is a DistributedDataParallel, which adds gradients up after they would have been used here; use "
@@ -52,6 +61,10 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
             "model has parameters that FullyShardedDataParallel has flattened, and whose gradients it adds up after "
             "they would have been used here; use optimizer.step() with it, or shard the model with "
             "torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+    if any(map(is_lazy, params)):
+        raise TypeError(
+            "model has lazy parameters, which its first forward pass makes; run one before, with any batch"
         )
     optimizer = make_optimizer(params)
     if not isinstance(optimizer, FusedOptimizer):
@@ -91,7 +104,8 @@ class InBackward:
         if param in self._done:
             raise RuntimeError(
                 "backward() was called again before optimizer.step(): gradients cannot be accumulated over several "
-                "calls when each is used at once; call optimizer.step() after every backward(), or do not step in it"
+                "calls when each is used at once; call optimizer.step() after every backward(), or, after one that "
+                "failed, optimizer.zero_grad()"
             )
         alone = self._of(param)
         self._check(alone)  # options may have changed
@@ -101,16 +115,21 @@ class InBackward:
         self._done.add(param)
         param.grad = None
 
+    def give_up(self) -> None:
+        """An iteration is over, whether or not its backward pass came to an end."""
+        self._done.clear()
+
     def end(self) -> None:
         """An iteration is over."""
         with torch._C.DisableTorchFunction():
             again = any(param.grad is not None for param in self._done)
-        self._done.clear()
         if again:
             raise RuntimeError(
-                "a parameter that was updated in backward has a gradient again: it was put there later, as "
-                "DistributedDataParallel does, which does not go with stepping in backward; use optimizer.step() alone"
+                "a parameter that was updated in backward has a gradient again: from a second backward(), or put there "
+                "later, as DistributedDataParallel does; call optimizer.zero_grad() to drop it, and step in backward "
+                "only where there is one backward() for each step()"
             )
+        self._done.clear()
 
     def _of(self, param: Tensor) -> FusedOptimizer:
         """With its group's own options and its own state, whatever they become."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fusedadam import backends
 from fusedadam.shards import local
@@ -105,6 +106,8 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
 
 def _tensor(what: str, tensor: Tensor) -> Kept:
     here = local(tensor)
+    if is_lazy(here):
+        return Kept(str(here.device), what, "not yet initialized", 0, 0)
     dtype = str(here.dtype).removeprefix("torch.")
     strides = here.stride() if here.layout == torch.strided else [1] * here.dim()
     existing = math.prod(n for n, stride in zip(here.shape, strides, strict=True) if stride or n == 0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn.parameter import is_lazy
 
 from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
@@ -70,6 +71,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Params, arguments: Mapping[str, Any]) -> None:
         """``arguments``: the ``locals()`` of the subclass's own ``__init__``, which are its options."""
         self._forget()
+        checks.iterable_of_parameters("params", params)
         given: Any = params if isinstance(params, (Tensor, Mapping)) else list(params)
         defaults = {name: value for name, value in arguments.items() if name not in NOT_OPTIONS}
         self.check(defaults)
@@ -90,6 +92,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         with _as_before_on_error([param_group] if isinstance(param_group, dict) else []):
             if isinstance(param_group, dict):
+                if "params" in param_group:
+                    checks.iterable_of_parameters("params", param_group["params"])
                 self.check({**self.defaults, **param_group})
             super().add_param_group(param_group)
             try:
@@ -98,7 +102,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     raise ValueError("params has a parameter twice in one group; list each of them once")
                 distributed.check_not_flat(params, self)
                 for param in params:
-                    checks.written("param", param)
+                    if not is_lazy(param):  # made by a first forward pass, and checked when it has a gradient
+                        checks.written("param", param)
                     if param_group.get("backend") is not None:
                         backends.check(param_group["backend"], param.device)
             except BaseException:
@@ -148,6 +153,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         with torch._C.DisableTorchFunction():
             self._step()
         return loss
+
+    @_disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch.optim. Where steps are taken in backward, it also ends an iteration that broke off."""
+        super().zero_grad(set_to_none)
+        if self._in_backward is not None:
+            self._in_backward.give_up()
 
     def _step(self) -> None:
         params, counted = self._params(), len(self.state)
@@ -363,11 +375,19 @@ class FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim; it also says, as torch's does, how weights decay."""
         self._renew_copies()
-        state_dict = super().state_dict()
-        if "decoupled" in self.rule.flags:
+
+        def say_how_weights_decay(_: Any, state_dict: dict[str, Any]) -> None:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
                 saved["decoupled_weight_decay"] = bool(self._option(group, "decoupled"))
-        return state_dict
+
+        if "decoupled" not in self.rule.flags:
+            return super().state_dict()
+        # a hook, and the first: the user's own may make anything of the state dict
+        hook = self.register_state_dict_post_hook(say_how_weights_decay, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.
@@ -375,6 +395,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         Also takes those of torch's Adam and AdamW, of the adamp package, NVIDIA's BertAdam, apex and MindSpeed, into
         the optimizer that computes the same. What does not fit is refused, and nothing is loaded.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict is a {type(state_dict).__name__}; it must be what optimizer.state_dict() returned; open "
+                "a file with torch.load first"
+            )
         before = [dict(group) for group in self.param_groups]
         loaded: dict[str, Any] = {}
 
@@ -404,6 +429,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 hook.remove()
 
     def _fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state_dicts.check_is_one(state_dict)
         theirs = state_dict["param_groups"]
         if [len(g["params"]) for g in theirs] != [len(g["params"]) for g in self.param_groups]:
             return state_dict  # torch says so
@@ -416,7 +442,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             return self.rule.special({n: bool(self._option(dict(group), n)) for n in self._flags}, param).states
 
         begin = [name for name, kind in self.states.items() if kind.copy_of_param]
-        return state_dicts.fitting(state_dict, groups, self.also_called, kept, begin, type(self).__name__)
+        names = state_dicts.Names(type(self).__name__, self.rule.roles, self.also_called, begin)
+        return state_dicts.fitting(state_dict, groups, kept, names)
 
 
 @contextlib.contextmanager

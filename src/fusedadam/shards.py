@@ -38,6 +38,12 @@ def local(tensor: Any) -> Any:
     return here if type(here) is Tensor or not hasattr(here, "trigger_wait") else here.trigger_wait()
 
 
+def memory_of(tensor: Any) -> tuple[Any, ...]:
+    """What tells apart the memory of tensors here, and how it is seen."""
+    here = local(tensor)
+    return here.device, here.data_ptr(), here.dtype, here.shape, here.stride()
+
+
 def lies_like(tensor: Any, param: Tensor) -> bool:
     """Whether a tensor is divided as the parameter is, so that the parts belong together."""
     if not is_dtensor(tensor) or not is_dtensor(param):

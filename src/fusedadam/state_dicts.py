@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,40 +23,74 @@ KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
 Kept = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
 
 
+class Names(NamedTuple):
+    """What the optimizer that is loading calls things. ``others``: its names for what other optimizers call otherwise;
+    ``begin``: states that may begin at any time."""
+
+    optimizer: str
+    roles: Sequence[str]
+    others: Mapping[str, str]
+    begin: Sequence[str]
+
+
+def check_is_one(state_dict: Mapping[str, Any]) -> None:
+    """Whether this is the state dict of an optimizer, and not something that is saved beside it."""
+    if "param_groups" in state_dict and "state" in state_dict:
+        return
+    inside = [k for k, v in state_dict.items() if isinstance(v, Mapping) and "param_groups" in v and "state" in v]
+    if inside:
+        raise ValueError(
+            f"state_dict is a whole checkpoint, with a state dict of an optimizer under {inside[0]!r}; load that: "
+            f"state_dict[{inside[0]!r}]"
+        )
+    if state_dict and all(isinstance(value, Tensor) for value in state_dict.values()):
+        raise ValueError(
+            "state_dict is the state dict of a model, all tensors; load it with model.load_state_dict, and pass what "
+            "optimizer.state_dict() returned"
+        )
+    found = ", ".join(map(repr, list(state_dict)[:5])) or "nothing"
+    raise ValueError(
+        f"state_dict has {found} where an optimizer's has 'state' and 'param_groups'; pass what optimizer.state_dict() "
+        "returned"
+    )
+
+
 def fitting(
-    state_dict: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
-    names: Mapping[str, str],
-    kept: Kept,
-    begin: Sequence[str],
-    whose: str,
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], kept: Kept, names: Names
 ) -> dict[str, Any]:
-    """``groups`` are the present ones, merged with those that are loaded; ``names`` are ours for what others call
-    otherwise; states in ``begin`` may do so at any time; ``whose`` is loading."""
+    """``groups`` are the present ones, merged with those that are loaded."""
     state: dict[Any, dict[str, Any]] = {}
     params: dict[Any, Tensor] = {}
-    given, anew = state_dict["state"], set()
+    given, anew, foreign = state_dict["state"], set(), set()
     for theirs, group in zip(state_dict["param_groups"], groups, strict=True):
         for key, param in zip(theirs["params"], group["params"], strict=True):
             if not given.get(key):
                 continue
-            own = {names.get(name, name): value for name, value in given[key].items()}
+            own = {names.others.get(name, name): value for name, value in given[key].items()}
             if "step" not in own and "step" in theirs:
                 own["step"] = theirs["step"]  # apex and MindSpeed count by group
             needed = kept(group, param)
-            mine = [name for name in needed if name in begin and name not in own]
+            mine = [name for name in needed if name in names.begin and name not in own]
             anew |= {*mine}
             # a running maximum begins at zero, whenever it is asked for
             there = [n for n in needed if n not in mine and (n in own or n != "max_exp_avg_sq")]
-            _check(own, param, there, f"state {key!r}", whose)
-            state[key], params[key] = own, param
+            _check(own, param, there, f"state {key!r}", names.optimizer)
+            foreign |= {name for name in own if name not in (*names.roles, "step")}
+            state[key] = {name: value for name, value in own.items() if name not in foreign}
+            params[key] = param
     unknown = [key for key in given if key not in state and given[key]]
     if unknown:
         raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
     if anew:
         warnings.warn(
-            f"the state dict has no {', '.join(sorted(anew))}, which {whose} keeps: it begins at the next step as a "
-            "copy of the parameters; if the file was to bring it along, load another",
+            f"the state dict has no {', '.join(sorted(anew))}, which {names.optimizer} keeps: it begins at the next "
+            "step as a copy of the parameters; if the file was to bring it along, load another",
+            stacklevel=8,  # where load_state_dict is called
+        )
+    if foreign:
+        warnings.warn(
+            f"the state dict has {', '.join(sorted(foreign))}, which {names.optimizer} does not keep: it is left "
+            "out; to go on with it, load it with the optimizer that saved it",
             stacklevel=8,  # where load_state_dict is called
         )
     without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
@@ -76,17 +110,27 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
     ours = {**options, **fixed}
     for name, neutral in NEUTRAL.items():
         if name in given and name not in ours and given[name] != neutral:
-            raise ValueError(f"the state dict has {name}={given[name]!r}, but {whose} has no such option; it must not")
+            raise ValueError(
+                f"the state dict has {name}={given[name]!r}, which {whose} does not support; load it with an optimizer "
+                "that does"
+            )
     if ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours):
         have = ", ".join(sorted(given))
-        raise ValueError(f"the state dict has the options of another optimizer: {have}; they must be {whose}'s")
+        raise ValueError(
+            f"the state dict has the options of another optimizer than {whose} ({have}); load it with that one"
+        )
     names = ("decoupled", "adam_w_mode", "decoupled_weight_decay")  # ours, apex's, torch's
     mine = next((name for name in names if name in ours), None)
     decoupled = True if mine is None else bool(ours[mine])
     for name in [] if mine in given and mine in options else names:
         if name in given and given.get("weight_decay") and bool(given[name]) != decoupled:
-            use = "decoupled (AdamW)" if given[name] else "an L2 penalty (Adam)"
-            raise ValueError(f"the state dict has {name}={given[name]}: weight decay is {use}, and must be in {whose}")
+            saved, here = ("decoupled, as AdamW's", "an L2 penalty, as Adam's")[:: 1 if given[name] else -1]
+            other = "AdamW" if given[name] else "Adam"
+            raise ValueError(
+                f"the state dict has {name}={given[name]}: its weight decay is {saved}, and {whose}'s is {here}, so "
+                f"the training would go on differently; load it into {other}, or, to change over, remove {name!r} from "
+                "its param_groups first"
+            )
 
 
 def _check(own: Mapping[str, Any], param: Tensor, kept: Sequence[str], which: str, whose: str) -> None:

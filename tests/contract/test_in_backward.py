@@ -499,3 +499,41 @@ def test_a_gradient_that_cannot_be_used_is_refused_and_the_next_one_is_not():
     optimizer.step()
     assert optimizer.state[embedding.weight]["step"] == 1
     assert math.isfinite(embedding.weight.sum().item())
+
+
+class OutOfMemory(Exception):
+    pass
+
+
+def fails_in_backward(model, optimizer, step):
+    """Some parameters have been updated when the exception comes."""
+    hook = model.convolution.register_full_backward_hook(lambda *_: (_ for _ in ()).throw(OutOfMemory))
+    with pytest.raises(OutOfMemory):
+        model(batch(step)).backward()
+    hook.remove()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_ends_an_iteration_that_broke_off(set_to_none):
+    """How people skip a batch that ran out of memory: the next backward was refused."""
+    model = Small()
+    optimizer = train(model, step_in_backward(model, PLAIN["AdamW"]), 1)
+    fails_in_backward(model, optimizer, 1)
+    optimizer.zero_grad(set_to_none=set_to_none)
+    train(model, optimizer, 2)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3, 4}, "some took part in what broke off"
+
+
+def test_what_the_errors_advise_works():
+    model = Small()
+    optimizer = train(model, step_in_backward(model, PLAIN["AdamW"]), 1)
+    fails_in_backward(model, optimizer, 1)
+    with pytest.raises(RuntimeError, match=r"after one that failed, optimizer.zero_grad\(\)"):
+        model(batch(2)).backward()
+    with pytest.raises(RuntimeError, match=r"from a second backward\(\).*optimizer.zero_grad\(\) to drop it"):
+        optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, 1)
+    fails_in_backward(model, optimizer, 1)
+    optimizer.step()  # or go on without the rest of the gradients
+    train(model, optimizer, 1)

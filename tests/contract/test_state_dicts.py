@@ -385,7 +385,7 @@ REFUSED = {
 OF_ADAM = {
     "Adamax's": (other(torch.optim.Adamax), r"has no 'exp_avg_sq'.*exp_inf.*another optimizer"),
     "NAdam's": (other(torch.optim.NAdam), r"mu_product.*another optimizer"),
-    "BertAdam's": (other(fusedadam.BertAdam), r"options of another optimizer: .*b1"),
+    "BertAdam's": (other(fusedadam.BertAdam), r"options of another optimizer than .*b1"),
     "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be a pair"),
     "a beta of one": (option("betas", (0.9, 1.0)), r"betas\[1\]=1.0 is out of range"),
     "eps -1": (option("eps", -1.0), r"eps=-1.0 is out of range"),
@@ -394,19 +394,22 @@ OWN = {
     "AdamW": {
         **OF_ADAM,
         "Adam's": (other(torch.optim.Adam, weight_decay=0.1), r"decoupled_weight_decay=False: .*L2 penalty"),
-        "no bias correction": (option("bias_correction", False), r"bias_correction=False, but AdamW has no such"),
-        "nesterov": (option("nesterov", True), r"nesterov=True, but AdamW has no such"),
+        "no bias correction": (
+            option("bias_correction", False),
+            r"bias_correction=False, which AdamW does not support",
+        ),
+        "nesterov": (option("nesterov", True), r"nesterov=True, which AdamW does not support"),
     },
     "Adam": {**OF_ADAM, "AdamW's": (other(torch.optim.AdamW), r"decoupled_weight_decay=True: .*decoupled")},
     "EmaAdamW": {
         **OF_ADAM,
         "ema_decay 2": (option("ema_decay", 2.0), r"ema_decay=2.0 is out of range"),
-        "amsgrad": (option("amsgrad", True), r"amsgrad=True, but EmaAdamW has no such option"),
+        "amsgrad": (option("amsgrad", True), r"amsgrad=True, which EmaAdamW does not support"),
         "an average of another shape": (state("ema_params", torch.zeros(3)), r"state 1: 'ema_params' has shape"),
     },
     "AdamP": {**OF_ADAM, "delta -1": (option("delta", -1.0), r"delta=-1.0 is out of range")},
     "BertAdam": {
-        "AdamW's": (other(torch.optim.AdamW), r"options of another optimizer: .*betas"),
+        "AdamW's": (other(torch.optim.AdamW), r"options of another optimizer than .*betas"),
         "b2 1": (option("b2", 1.0), r"b2=1.0 is out of range"),
         "t_total 0": (option("t_total", 0), r"t_total=0 is out of range"),
         "an unknown schedule": (option("schedule", "warmup_sideways"), r"schedule='warmup_sideways' is unknown"),

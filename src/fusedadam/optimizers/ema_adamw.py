@@ -13,6 +13,7 @@ from fusedadam import checks, distributed
 from fusedadam.clipping import clip_factor
 from fusedadam.optimizer import FusedOptimizer, Group, Params, State
 from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.shards import local, memory_of
 from fusedadam.words import minimum, sqrt, total, where
 
 
@@ -135,18 +136,36 @@ class EmaAdamW(FusedOptimizer):
             distributed.gather_anew(sharded)
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference."""
+        """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference.
+
+        Entries are recognized by their memory, whatever they are called. Raises if a parameter of the model has an
+        average for which there is no entry.
+        """
         distributed.check_has_all_averages(self)
         self._renew_copies()
+        names = {param: name for name, param in model.named_parameters()}
+        if names and not any(param in names for param in self._params()):
+            raise ValueError(
+                "model has none of this optimizer's parameters (is it a copy of the model that is trained?); pass the "
+                "model whose parameters the optimizer was given"
+            )
+        averaged = {
+            memory_of(p): (p, self.state[p]["ema_params"]) for p in names if "ema_params" in self.state.get(p, {})
+        }
+        copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
         # filled in place: it carries the modules' versions; under FSDP it ends the unsharding
         state = model.state_dict()
-        copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
-        averages: dict[str, Tensor] = {}
-        for name, param in model.named_parameters(remove_duplicate=False):
-            ema = self.state[param].get("ema_params") if param in self.state else None
-            if ema is not None:
-                averages[name] = copies.setdefault(param, ema.to(param.dtype, copy=True))
         for name, value in state.items():
-            copy = value.detach().clone() if isinstance(value, Tensor) else value
-            state[name] = averages.get(name, copy)
+            if isinstance(value, Tensor):
+                param, ema = averaged.get(memory_of(value), (None, None))
+                if param is not None and ema is not None:
+                    state[name] = copies.setdefault(param, ema.to(param.dtype, copy=True))
+                else:
+                    state[name] = value.detach().clone()
+        lost = [names[param] for param, _ in averaged.values() if param not in copies and local(param).numel()]
+        if lost:
+            raise RuntimeError(
+                f"the averages of {', '.join(lost)} have no place in model.state_dict(): a state-dict hook drops, "
+                "copies or changes these weights; use ema_weights(), and take the state dict inside"
+            )
         return state

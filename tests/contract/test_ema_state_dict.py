@@ -1,0 +1,117 @@
+"""ema_state_dict: entries are recognized by their tensors, and every average is placed, or it raises."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+import fusedadam
+from tests.contract.common import Small, batch
+
+
+def trained(model):
+    optimizer = fusedadam.EmaAdamW(model.parameters(), lr=0.1, ema_decay=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)).backward()
+        optimizer.step()
+    return optimizer
+
+
+def assert_averaged(model, optimizer, state):
+    """The state dict is the one that the model has while the averages are in it."""
+    with optimizer.ema_weights():
+        expected = copy.deepcopy(model.state_dict())
+    assert list(state) == list(expected)
+    torch.testing.assert_close(state, expected, rtol=0, atol=0)
+    for value in state.values():
+        assert all(value.data_ptr() != p.data_ptr() for p in model.parameters()), "it is a copy"
+
+
+def wrapped_in_part(model):
+    model.last = checkpoint_wrapper(model.last)
+    return model
+
+
+def renaming(model):
+    def rename(module, state_dict, prefix, metadata):
+        for key in list(state_dict):
+            state_dict[f"renamed.{key}"] = state_dict.pop(key)
+
+    model._register_state_dict_hook(rename)
+    return model
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def parametrized(model):
+    torch.nn.utils.parametrizations.weight_norm(model.last)
+    return model
+
+
+@pytest.mark.parametrize("change", [wrapped_in_part, renaming, parametrized, compiled, lambda model: model])
+def test_every_average_is_placed_whatever_entries_are_called(change):
+    model = change(Small())
+    optimizer = trained(model)
+    assert_averaged(model, optimizer, optimizer.ema_state_dict(model))
+
+
+def test_a_copy_of_the_model_is_refused():
+    model = Small()
+    optimizer = trained(model)
+    with pytest.raises(ValueError, match="model has none of this optimizer's parameters"):
+        optimizer.ema_state_dict(copy.deepcopy(model))
+    with pytest.raises(ValueError, match="none of this optimizer's parameters"):
+        fusedadam.EmaAdamW(model.parameters()).ema_state_dict(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda state: state.pop("last.weight"),
+        lambda state: state.update({"last.weight": state["last.weight"].clone()}),
+        lambda state: state.update({"last.weight": state["last.weight"].half()}),
+        lambda state: state.update({"last.weight": state["last.weight"][:2], "rest": state["last.weight"][2:]}),
+    ],
+    ids=["dropped", "copied", "converted", "divided"],
+)
+def test_an_average_without_a_place_is_named(hook):
+    model = Small()
+    optimizer = trained(model)
+    model._register_state_dict_hook(lambda module, state, prefix, metadata: [hook(state)].clear())
+    with pytest.raises(RuntimeError, match=r"averages of last.weight have no place.*use ema_weights\(\)"):
+        optimizer.ema_state_dict(model)
+
+
+def test_a_part_of_the_model_and_frozen_weights():
+    model = Small()
+    model.norm.requires_grad_(False)
+    optimizer = trained(model)
+    assert_averaged(model, optimizer, optimizer.ema_state_dict(model))
+    part = optimizer.ema_state_dict(model.last)
+    assert torch.equal(part["weight"], optimizer.state[model.last.weight]["ema_params"])
+
+
+def test_tied_weights_and_empty_ones_stay_as_they_are():
+    model = torch.nn.Module()
+    model.first, model.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
+    model.second.weight = model.first.weight
+    model.empty = torch.nn.Parameter(torch.zeros(0, 3))
+    optimizer = fusedadam.EmaAdamW(model.parameters(), lr=0.1)
+    (model.second(model.first(torch.ones(1, 3))).sum() + model.empty.sum()).backward()
+    optimizer.step()
+    state = optimizer.ema_state_dict(model)
+    assert state["first.weight"] is state["second.weight"]
+    assert torch.equal(state["first.weight"], optimizer.state[model.first.weight]["ema_params"])
+    assert state["empty"].shape == (0, 3)
+
+
+def test_before_the_first_step_the_average_is_the_weights():
+    model = Small()
+    optimizer = fusedadam.EmaAdamW(model.parameters())
+    torch.testing.assert_close(optimizer.ema_state_dict(model), model.state_dict(), rtol=0, atol=0)
