@@ -243,8 +243,9 @@ def test_what_a_step_cannot_do_is_refused_with_torchs_error_and_nothing_is_done(
     assert all(state["step"] == 1 for state in optimizer.state.values())
     with pytest.raises(RuntimeError, match="differentiable"):
         make(leaves(), differentiable=True)
-    optimizer.param_groups[0]["differentiable"] = True  # not asked about again: as in torch, it is for the constructor
-    train(optimizer, 1)
+    optimizer.param_groups[0]["differentiable"] = True
+    with pytest.raises(RuntimeError, match="differentiable"):
+        train(optimizer, 1)
 
 
 def test_torch_refuses_sparse_gradients_and_differentiable_fused_steps_with_these_errors():

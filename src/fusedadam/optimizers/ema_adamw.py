@@ -143,6 +143,8 @@ class EmaAdamW(FusedOptimizer):
         """
         distributed.check_has_all_averages(self)
         self._renew_copies()
+        # filled in place: it carries the modules' versions. First: under FSDP it brings the sharded parameters back
+        state = model.state_dict()
         names = {param: name for name, param in model.named_parameters()}
         if names and not any(param in names for param in self._params()):
             raise ValueError(
@@ -153,8 +155,6 @@ class EmaAdamW(FusedOptimizer):
             memory_of(p): (p, self.state[p]["ema_params"]) for p in names if "ema_params" in self.state.get(p, {})
         }
         copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
-        # filled in place: it carries the modules' versions; under FSDP it ends the unsharding
-        state = model.state_dict()
         for name, value in state.items():
             if isinstance(value, Tensor):
                 param, ema = averaged.get(memory_of(value), (None, None))
