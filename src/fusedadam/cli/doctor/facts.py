@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends, generated
+from fusedadam import backends, cache_files
 from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
@@ -183,7 +183,7 @@ def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 def _own_cache() -> Cache:
     try:
-        folder = generated.cache_folder()
+        folder = cache_files.cache_folder()
     except RuntimeError as error:
         return Cache("fusedadam", None, error=str(error))
     if folder is None:

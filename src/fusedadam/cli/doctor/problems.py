@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusedadam import generated
+from fusedadam import cache_files
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
 from fusedadam.memory import readable
 
-OUR_VARIABLES = (generated.VARIABLE, DEVICE_VARIABLE)
+OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
 # Numba's own, and why they are set in vain: kernels are single C functions that torch's threads call.
 IN_VAIN = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
 AS_IT_SHOULD_BE = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
@@ -112,10 +112,10 @@ def _caches(facts: Facts) -> Iterator[Problem]:
     gpu = any(d.backend == "triton" for d in facts.devices)
     for cache in facts.caches:
         if cache.whose == "fusedadam" and cache.folder is None:
-            do = "Unset it, or set it" if generated.VARIABLE in facts.environment else f"Set {generated.VARIABLE}"
+            do = "Unset it, or set it" if cache_files.VARIABLE in facts.environment else f"Set {cache_files.VARIABLE}"
             yield Problem(f"There is no folder to keep compiled code in: {cache.error}.", f"{do} to such a folder.")
         elif cache.error is not None and (cache.whose != "Triton" or gpu):
-            variable = {"Triton": "TRITON_CACHE_DIR", "Numba": "NUMBA_CACHE_DIR"}.get(cache.whose, generated.VARIABLE)
+            variable = {"Triton": "TRITON_CACHE_DIR", "Numba": "NUMBA_CACHE_DIR"}.get(cache.whose, cache_files.VARIABLE)
             yield Problem(
                 f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles anew or fails.",
                 f"Set {variable} to a folder that can be written to.",
@@ -125,11 +125,11 @@ def _caches(facts: Facts) -> Iterator[Problem]:
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
                 f"Make room; what is in {cache.folder} may be deleted, and is compiled anew.",
             )
-    own, chosen = facts.caches[0].folder, facts.environment.get(generated.VARIABLE)
+    own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
     if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
         yield Problem(
             f"Compiled code is kept in {own}, for lack of a cache folder, and may be gone after a restart.",
-            f"Set {generated.VARIABLE} to a folder that stays.",
+            f"Set {cache_files.VARIABLE} to a folder that stays.",
             serious=False,
         )
 
