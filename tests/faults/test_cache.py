@@ -28,6 +28,7 @@ import pytest
 
 from fusedadam import cache_files, generated
 from fusedadam.backends import numba as backend
+from fusedadam.cli.doctor import facts
 
 STEPS = """
 import hashlib, sys, torch, fusedadam
@@ -434,3 +435,12 @@ def test_settings_of_numba_are_part_of_the_key(name, value, monkeypatch):
     before = backend.made_for.__wrapped__()
     monkeypatch.setattr(numba.config, name, value)
     assert backend.made_for.__wrapped__() != before
+
+
+def test_doctor_counts_damaged_files(folder):
+    fresh(), fresh(amount=2), fresh(amount=3)
+    assert facts._own_cache().damaged == 0
+    files = sorted(folder.glob("*" + cache_files.SUFFIX))
+    files[0].write_bytes(b"")
+    files[1].write_bytes(files[2].read_bytes())
+    assert facts._own_cache().damaged == 2

@@ -115,7 +115,7 @@ def _caches(facts: Facts) -> Iterator[Problem]:
             do = "Unset it, or set it" if cache_files.VARIABLE in facts.environment else f"Set {cache_files.VARIABLE}"
             yield Problem(f"There is no folder to keep compiled code in: {cache.error}.", f"{do} to such a folder.")
         elif cache.error is not None and (cache.whose != "Triton" or gpu):
-            variable = {"Triton": "TRITON_CACHE_DIR", "Numba": "NUMBA_CACHE_DIR"}.get(cache.whose, cache_files.VARIABLE)
+            variable = "TRITON_CACHE_DIR" if cache.whose == "Triton" else cache_files.VARIABLE
             yield Problem(
                 f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles anew or fails.",
                 f"Set {variable} to a folder that can be written to.",
@@ -124,6 +124,13 @@ def _caches(facts: Facts) -> Iterator[Problem]:
             yield Problem(
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
                 f"Make room; what is in {cache.folder} may be deleted, and is compiled anew.",
+            )
+        if cache.damaged:
+            files = "1 file" if cache.damaged == 1 else f"{cache.damaged:,} files"
+            yield Problem(
+                f"{files} of compiled code in {cache.folder} failed the checksum, as after a power loss.",
+                "Nothing need be done: damaged code is never run, but compiled anew when it is needed.",
+                serious=False,
             )
     own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
     if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
@@ -164,6 +171,12 @@ def _numba(facts: Facts) -> Iterator[Problem]:
     for name in (n for n, good in AS_IT_SHOULD_BE.items() if settings.get(n, good) != good):
         variable = "NUMBA_" + name.removesuffix("_DEFAULT")
         yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
+    if "NUMBA_CACHE_DIR" in facts.environment and cache_files.VARIABLE not in facts.environment:
+        yield Problem(
+            "NUMBA_CACHE_DIR is set, and has no effect here: compiled code is kept in a cache of our own.",
+            f"Set {cache_files.VARIABLE} to choose where.",
+            serious=False,
+        )
     for name in IN_VAIN:
         if name in facts.environment:
             yield Problem(
