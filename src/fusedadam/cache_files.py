@@ -128,22 +128,22 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(name: str, content: bytes) -> Path | None:
-    """Where it was written: in the first folder that takes it. None: nowhere."""
-    reasons, written = [], None
+    """Writes to the first folder that takes it, and returns the path; None if no folder does."""
+    failures, written = [], None
     for folder in folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been deleted
             if not _is_ours(folder):
-                reasons.append((folder, "others can write to it"))
+                failures.append((folder, "others can write to it"))
                 continue
             _replace(folder / name, content)
         except OSError as error:
-            reasons.append((folder, error.strerror or str(error)))
+            failures.append((folder, error.strerror or str(error)))
         else:
             written = folder / name
             break
-    if reasons:
-        _warn_once(*reasons[0], written)
+    if failures:
+        _warn_once(*failures[0], written)
     return written
 
 

@@ -88,7 +88,9 @@ def test_a_new_process_compiles_nothing(cache, filled):
     assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
 
 
-@pytest.mark.parametrize(("backend", "content"), [("numba", b""), ("eager", b"\x80\x04garbage" * 50)], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "content"), [("numba", b""), ("eager", b"\x80\x04garbage")], ids=["numba", "eager"]
+)
 def test_steps_with_a_damaged_cache(backend, content, cache, filled):
     """They died in Numba's loader; the eager backend, too, whose tensors are compared by a compiled loop."""
     for path in compiled_files(cache):

@@ -1,12 +1,12 @@
 """``numba.njit`` and ``numba.cfunc``, with compiled code kept in files of our own.
 
-Numba's own cache trusts its files: after one was truncated, every process fails inside Numba's loader; and if one
-cannot be written, the compilation fails with it. Here damaged files are compiled anew, and nothing depends on writing
+Numba's own cache trusts its files: once one is truncated, every later process fails inside Numba's loader, and a file
+that cannot be written makes the compilation fail. Here a damaged file is compiled anew, and a write may fail
 (cache_files.py). There is no index: a module is named after everything that decides what is compiled (generated.py),
-and so is the file of a function.
+and a function's file is named after its module.
 
-What this takes from Numba is what its own cache uses, unchanged for many releases: the attribute ``_cache`` of compiled
-functions, with ``load_overload`` and ``save_overload``, and ``_reduce`` and ``_rebuild`` of a ``CompileResult``.
+This relies on what Numba's own cache uses, which has not changed for many releases: the attribute ``_cache`` of
+compiled functions, with ``load_overload`` and ``save_overload``, and ``_reduce`` and ``_rebuild`` of ``CompileResult``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DiskCache(NullCache):  # type: ignore[misc]
         for payload in cache_files.load(self.name):
             try:
                 return CompileResult._rebuild(target_context, *pickle.loads(payload))
-            except Exception:  # written by a build of Numba that says it is the same version, and is not
+            except Exception:  # intact, yet from an incompatible build of Numba under the same version number
                 continue
         return None
 
