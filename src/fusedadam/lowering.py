@@ -18,7 +18,7 @@ from fusedadam.words import SUMS, WORDS
 
 KINDS = ("Value", "Scalar", "Flag")
 RESERVED = {  # names of the kernels, which no argument may have
-    "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "cached", "chunk_first", "chunk_tensor",
+    "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
     "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
     "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
     "tensors", "tl", "triton", "update", "word", *WORDS,

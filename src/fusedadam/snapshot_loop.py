@@ -9,6 +9,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fusedadam.backends.numba import disk_cache
+
 SAME, MOVED, CHANGED = 0, 1, 2
 PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
@@ -137,7 +139,7 @@ def remember(hint, found, here, impl_at, storage_at, owner):
         differs(hint, 7, owner if owner else at(outer, VERSION))
 
 
-@numba.njit("int64(int64[::1])", error_model="numpy", cache=globals().get("cached", False))  # set by the loader
+@disk_cache.njit("int64(int64[::1])", error_model="numpy")
 def look(a):
     list_item, set_item, attribute, dict_item, keep, clear_error, describe = (
         a[0], a[1], a[2], a[3], a[4], a[5], a[6]

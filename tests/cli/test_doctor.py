@@ -80,6 +80,8 @@ NOTES = {
     "the interpreter": ({"environment": {"TRITON_INTERPRET": "1"}}, "TRITON_INTERPRET=1", "Unset"),
     "threads of Numba": ({"environment": {"NUMBA_NUM_THREADS": "4"}}, "no effect", "OMP_NUM_THREADS"),
     "misspelt": ({"environment": {"FUSEDADAM_CACHE": "x"}}, "nothing reads it", "FUSEDADAM_CACHE_DIR"),
+    "another's cache": ({"environment": {"NUMBA_CACHE_DIR": "/tmp"}}, "no effect", "FUSEDADAM_CACHE_DIR"),
+    "damaged code": ({"caches": cached(damaged=2)}, "2 files of compiled code", "compiled anew"),
     "a temporary folder": (
         {"caches": cached(folder=f"{tempfile.gettempdir()}/fusedadam-0")}, "after a restart", "FUSEDADAM_CACHE_DIR"
     ),
@@ -210,7 +212,7 @@ def test_the_quota_of_a_container_is_read(files: dict[str, str], quota: float | 
 
 def test_a_cache_is_counted_and_a_huge_one_not_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "below").mkdir()
-    for name in ("a.py", "b.py", "below/c.nbc"):
+    for name in ("a.py", "b.py", "below/c.compiled"):
         (tmp_path / name).write_bytes(b"12345")
     cache = gathering._count("fusedadam", tmp_path, ".py")
     assert (cache.files, cache.bytes, cache.counted, cache.error) == (2, 15, True, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusedadam import generated
+from fusedadam import cache_files, generated
 from fusedadam.backends import eager
 from fusedadam.cli import frame, verify
 from fusedadam.cli.verify import cases, run, steps
@@ -278,7 +278,7 @@ def test_a_broken_kernel_is_found_and_the_backend_that_is_right_is_named(monkeyp
         return load(title, text, made_for)
 
     monkeypatch.setattr(generated, "load", doctored)
-    monkeypatch.setattr(generated, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr("fusedadam.backends.numba._compile", run_uncached())
     said = failing(capsys)
     assert all("beta2c * grad * grad" in text for text in broken)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from fusedadam import generated
+from fusedadam import cache_files, generated
 
 PROGRAM = """
 import sys, torch, fusedadam
@@ -86,7 +85,7 @@ def test_nothing_is_left_behind_but_the_modules_and_their_code(tmp_path):
 
 def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
     """A read-only home and no temporary folder: compiled in memory, with one warning."""
-    program = "from fusedadam import generated; generated._candidates = lambda: []" + PROGRAM.format(maximize=False)
+    program = "from fusedadam import cache_files; cache_files._candidates = lambda: []" + PROGRAM.format(maximize=False)
     (value, _), complaint = run(program, "")
     assert float(value) < 1
     assert complaint.count("set FUSEDADAM_CACHE_DIR") == 1
@@ -95,12 +94,12 @@ def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
 def test_a_folder_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FUSEDADAM_CACHE_DIR", str(tmp_path / "file" / "below"))
-    generated.cache_folder.cache_clear()
+    cache_files.folders.cache_clear()
     try:
         with pytest.raises(RuntimeError, match="a folder of your own"):
-            generated.cache_folder()
+            cache_files.cache_folder()
     finally:
-        generated.cache_folder.cache_clear()
+        cache_files.folders.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
@@ -108,8 +107,8 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    assert not generated._usable(shared)
-    assert generated._usable(tmp_path / "own")
+    assert not cache_files._is_usable(shared)
+    assert cache_files._is_usable(tmp_path / "own")
 
 
 def test_several_processes_at_once(tmp_path):
@@ -125,7 +124,7 @@ def test_several_processes_at_once(tmp_path):
 
 
 def test_an_error_in_generated_source_leaves_no_half_module(tmp_path, monkeypatch):
-    monkeypatch.setattr(generated, "cache_folder", lambda: Path(tmp_path))
+    monkeypatch.setattr(cache_files, "folders", lambda: (tmp_path,))
     with pytest.raises(ZeroDivisionError):
         generated.load("broken", "1 / 0", "")
     assert not [name for name in sys.modules if name.startswith("fusedadam.generated.broken")]

@@ -1,9 +1,10 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
-words.py      the words, loads and stores, for Numba
-kernel.py     the source of a stage's kernel
-sums.py       the source of the kernels that finish sums
-threading.py  the threads they run on
+words.py       the words, loads and stores, for Numba
+kernel.py      the source of a stage's kernel
+sums.py        the source of the kernels that finish sums
+threading.py   the threads they run on
+disk_cache.py  compiled code, kept for later processes
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusedadam import generated
+from fusedadam import cache_files, generated
 from fusedadam.backends.numba import kernel, sums, threading
 from fusedadam.launch import Part, addresses
 from fusedadam.launch_table import LaunchTable, Roles
@@ -25,6 +26,8 @@ from fusedadam.stages import Stage, Sum
 CHUNK = 32768
 SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
 BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
+# Settings of Numba that change the code it generates; those for the processor are in its description of that
+SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "USING_SVML")
 
 
 def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
@@ -120,15 +123,16 @@ def _compile(title: str, text: str) -> int:
 
 @functools.cache
 def made_for() -> str:
-    """Whatever else decides what is compiled: versions, processor, and the source of the words."""
+    """Everything else that decides what is compiled: versions, processor, Numba's settings, the source of the words."""
     import inspect
 
     import llvmlite
-    import llvmlite.binding as llvm
     import numba
+    from numba.core.registry import cpu_target
 
     from fusedadam.backends.numba import words
 
-    processor = f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    versions = f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__}"
-    return f"{versions} {processor}\n{inspect.getsource(words)}"
+    versions = f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__} {cache_files.FORMAT!r}"
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    settings = {name: str(getattr(numba.config, name, None)) for name in SETTINGS}
+    return f"{versions} {processor} {settings}\n{inspect.getsource(words)}"

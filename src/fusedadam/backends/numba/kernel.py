@@ -44,7 +44,7 @@ def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) ->
         "",
         *(f"\n@inline\n{function}\n" for function in stage.functions),
         "",
-        "@kernel(cached)",
+        "@kernel",
         "def run(_words):",
         *(f"    _{name} = {'scalar' if name == 'grad_scale' else 'word'}(_words, {k})" for k, name in enumerate(WORDS)),
     ]

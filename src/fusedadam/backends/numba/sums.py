@@ -17,7 +17,7 @@ store_f32, store_f64 = store("f32", "f64"), store("f64", "f64")
 _new, _get, _put = scratch("f64", {UPPER_LANES})
 
 
-@kernel(cached)
+@kernel
 def run(_words):
     _lanes = _new()
 """

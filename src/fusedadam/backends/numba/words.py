@@ -18,6 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fusedadam.backends.numba import disk_cache
+
 __all__ = ["NUMBER", "abs", "add_up", "divide", "find_largest", "inline", "kernel", "load", "maximum", "minimum"]
 __all__ += ["power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
 
@@ -31,10 +33,8 @@ NUMBER = {"f32": np.float32, "f64": np.float64}
 inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 
 
-def kernel(cache: bool) -> Callable[[Callable[..., Any]], Any]:
-    """A C function of one address, for any thread to call."""
-    decorate: Callable[[Callable[..., Any]], Any] = numba.cfunc("void(int64)", error_model="numpy", cache=cache)
-    return decorate
+# A C function of one address, for any thread to call
+kernel = disk_cache.cfunc("void(int64)", error_model="numpy")
 
 
 @inline

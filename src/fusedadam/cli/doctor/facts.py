@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import math
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends, generated
+from fusedadam import backends, cache_files
 from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
@@ -75,6 +76,7 @@ class Cache:
     counted: bool = True  # False: there are more than could be counted in a moment
     free: int | None = None  # bytes on the disk
     error: str | None = None
+    damaged: int = 0  # files whose checksum is wrong, among those that were counted
 
 
 @dataclass(frozen=True)
@@ -183,17 +185,15 @@ def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 def _own_cache() -> Cache:
     try:
-        folder = generated.cache_folder()
+        folder = cache_files.cache_folder()
     except RuntimeError as error:
         return Cache("fusedadam", None, error=str(error))
     if folder is None:
         return Cache("fusedadam", None, error="none could be written to; it must be a folder of your own")
-    return _count("fusedadam", folder, suffix=".py")
+    return _count("fusedadam", folder, suffix=".py", checked=cache_files.SUFFIX)
 
 
 def _other_caches() -> Iterator[Cache]:
-    if os.environ.get("NUMBA_CACHE_DIR"):  # then it has the machine code, and our folder the source alone
-        yield _count("Numba", Path(os.environ["NUMBA_CACHE_DIR"]), suffix=".nbc")
     if _version("triton") is not None:
         yield _count("Triton", triton_folder(), suffix=".json")
 
@@ -204,20 +204,24 @@ def triton_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
-def _count(whose: str, folder: Path, suffix: str) -> Cache:
-    """``suffix``: of the files that are counted, one for each kernel."""
-    files = size = 0
+def _count(whose: str, folder: Path, suffix: str, checked: str | None = None) -> Cache:
+    """``suffix``: of the files that are counted, one for each kernel; ``checked``: of files with a checksum."""
+    files = size = damaged = 0
     end = time.perf_counter() + COUNTING_SECONDS
     for entry in _files(folder):
         files += entry.name.endswith(suffix) and not entry.name.startswith("__grp__")
-        size += entry.stat(follow_symlinks=False).st_size
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that is compiling
+            size += entry.stat(follow_symlinks=False).st_size
+        if checked is not None and entry.name.endswith(checked):
+            damaged += cache_files.is_damaged(Path(entry.path))
         if time.perf_counter() > end:
             break
     else:
         end = math.inf
     existing = next((f for f in (folder, *folder.parents) if f.exists()), folder)
     error = None if os.access(existing, os.W_OK | os.X_OK) else "cannot be written to"
-    return Cache(whose, str(folder), files, size, end == math.inf, shutil.disk_usage(existing).free, error)
+    free = shutil.disk_usage(existing).free
+    return Cache(whose, str(folder), files, size, end == math.inf, free, error, damaged)
 
 
 def _files(folder: Path) -> Iterator[os.DirEntry[str]]:

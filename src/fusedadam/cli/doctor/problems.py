@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusedadam import generated
+from fusedadam import cache_files
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
 from fusedadam.memory import readable
 
-OUR_VARIABLES = (generated.VARIABLE, DEVICE_VARIABLE)
+OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
 # Numba's own, and why they are set in vain: kernels are single C functions that torch's threads call.
 IN_VAIN = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
 AS_IT_SHOULD_BE = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
@@ -112,10 +112,10 @@ def _caches(facts: Facts) -> Iterator[Problem]:
     gpu = any(d.backend == "triton" for d in facts.devices)
     for cache in facts.caches:
         if cache.whose == "fusedadam" and cache.folder is None:
-            do = "Unset it, or set it" if generated.VARIABLE in facts.environment else f"Set {generated.VARIABLE}"
+            do = "Unset it, or set it" if cache_files.VARIABLE in facts.environment else f"Set {cache_files.VARIABLE}"
             yield Problem(f"There is no folder to keep compiled code in: {cache.error}.", f"{do} to such a folder.")
         elif cache.error is not None and (cache.whose != "Triton" or gpu):
-            variable = {"Triton": "TRITON_CACHE_DIR", "Numba": "NUMBA_CACHE_DIR"}.get(cache.whose, generated.VARIABLE)
+            variable = "TRITON_CACHE_DIR" if cache.whose == "Triton" else cache_files.VARIABLE
             yield Problem(
                 f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles anew or fails.",
                 f"Set {variable} to a folder that can be written to.",
@@ -125,11 +125,18 @@ def _caches(facts: Facts) -> Iterator[Problem]:
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
                 f"Make room; what is in {cache.folder} may be deleted, and is compiled anew.",
             )
-    own, chosen = facts.caches[0].folder, facts.environment.get(generated.VARIABLE)
+        if cache.damaged:
+            files = "1 file" if cache.damaged == 1 else f"{cache.damaged:,} files"
+            yield Problem(
+                f"{files} of compiled code in {cache.folder} failed the checksum, as after a power loss.",
+                "Nothing need be done: damaged code is never run, but compiled anew when it is needed.",
+                serious=False,
+            )
+    own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
     if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
         yield Problem(
             f"Compiled code is kept in {own}, for lack of a cache folder, and may be gone after a restart.",
-            f"Set {generated.VARIABLE} to a folder that stays.",
+            f"Set {cache_files.VARIABLE} to a folder that stays.",
             serious=False,
         )
 
@@ -164,6 +171,12 @@ def _numba(facts: Facts) -> Iterator[Problem]:
     for name in (n for n, good in AS_IT_SHOULD_BE.items() if settings.get(n, good) != good):
         variable = "NUMBA_" + name.removesuffix("_DEFAULT")
         yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
+    if "NUMBA_CACHE_DIR" in facts.environment and cache_files.VARIABLE not in facts.environment:
+        yield Problem(
+            "NUMBA_CACHE_DIR is set, and has no effect here: compiled code is kept in a cache of our own.",
+            f"Set {cache_files.VARIABLE} to choose where.",
+            serious=False,
+        )
     for name in IN_VAIN:
         if name in facts.environment:
             yield Problem(

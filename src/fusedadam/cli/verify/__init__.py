@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends, generated
+from fusedadam import backends, cache_files
 from fusedadam.cli import arguments as types
 from fusedadam.cli import display, frame
 from fusedadam.cli.doctor.facts import triton_folder
@@ -111,7 +111,7 @@ def _folders(wrong: Iterable[Place]) -> Iterator[str]:
     """Where the code of these places is kept."""
     found = {place.backend for place in wrong}
     with contextlib.suppress(RuntimeError):  # an unusable folder, which is what the failures say already
-        if found != {"eager"} and (folder := generated.cache_folder()) is not None:
+        if found != {"eager"} and (folder := cache_files.cache_folder()) is not None:
             yield str(folder)
     if "triton" in found:
         yield str(triton_folder())

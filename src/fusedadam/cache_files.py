@@ -1,0 +1,172 @@
+"""The cache on disk: files that outlive a process, in folders that only this user can write to.
+
+A file's name is a hash of everything that decides its content, so files are never stale, and processes need no lock:
+if several write the same one, it does not matter which is last. Files appear whole or not at all (they are renamed
+into place), but a crash of the machine can still leave an empty or damaged one. So those that are loaded begin with a
+checksum, and a file that does not match it is treated as missing.
+
+No step depends on this cache. What cannot be written goes to the next folder, or is kept in memory only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "FUSEDADAM_CACHE_DIR"
+FORMAT = b"fusedadam 1\n"  # how files with a checksum begin; part of their names, so that versions never share one
+SUFFIX = ".compiled"  # of files with a checksum
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_warned = False
+
+
+def load(name: str) -> Iterator[bytes]:
+    """What ``save`` wrote under this name: the intact files, from each folder that has one."""
+    for folder in folders():
+        content = _read(folder / name) if _is_ours(folder) else None
+        if content is not None and _is_intact(name, content):
+            yield content[len(_head(name, b"")) :]
+
+
+def save(name: str, payload: bytes) -> None:
+    _write(name, _head(name, payload) + payload)
+
+
+def keep(name: str, content: bytes) -> Path | None:
+    """A file with exactly this content, for people to read: written unless it is there; None if it cannot be."""
+    for folder in folders():
+        if _read(folder / name) == content:
+            return folder / name
+    return _write(name, content)
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a file that ``save`` wrote no longer matches its checksum; one that is gone is not damaged."""
+    try:
+        return not _is_intact(path.name, path.read_bytes())
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+
+
+def cache_folder() -> Path | None:
+    """Where files are kept, unless it becomes full or read-only: the first of the folders."""
+    return next(iter(folders()), None)
+
+
+@functools.cache
+def folders() -> tuple[Path, ...]:
+    """Where files are looked for, and written to if the folders before cannot take them."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        if not _is_usable(Path(chosen)):
+            raise RuntimeError(f"{VARIABLE}={chosen!r} must be a folder of your own, which others cannot write to")
+        return (Path(chosen),)
+    found = tuple(filter(_is_usable, dict.fromkeys(_candidates())))
+    if not found:
+        warnings.warn(
+            "fusedadam found no folder to keep compiled code in, so every process compiles anew; "
+            f"set {VARIABLE} to one",
+            stacklevel=2,
+        )
+    return found
+
+
+def _candidates() -> Iterator[Path]:
+    if os.environ.get("XDG_CACHE_HOME"):
+        yield Path(os.environ["XDG_CACHE_HOME"]) / "fusedadam"
+    with contextlib.suppress(RuntimeError):  # no home
+        yield Path.home() / ".cache" / "fusedadam"
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    with contextlib.suppress(FileNotFoundError):  # no temporary folder either
+        yield Path(tempfile.gettempdir()) / f"fusedadam-{user}"
+
+
+def _is_usable(folder: Path) -> bool:
+    """Ours, and writable. A full disk does not matter: what is there can be loaded, and there may be room later."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            return False
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        return error.errno in NO_SPACE
+
+
+def _is_ours(folder: Path) -> bool:
+    """Nobody else may write to it: machine code is loaded from there."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & stat.S_IWOTH)
+
+
+def _head(name: str, payload: bytes) -> bytes:
+    """What comes before the payload. The checksum covers the name: a copy of another file is not intact."""
+    return FORMAT + hashlib.sha256(name.encode() + b"\0" + payload).digest()
+
+
+def _is_intact(name: str, content: bytes) -> bool:
+    head = content[: len(_head(name, b""))]
+    return head == _head(name, content[len(head) :])
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _write(name: str, content: bytes) -> Path | None:
+    """Writes to the first folder that takes it, and returns the path; None if no folder does."""
+    failures, written = [], None
+    for folder in folders():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been deleted
+            if not _is_ours(folder):
+                failures.append((folder, "others can write to it"))
+                continue
+            _replace(folder / name, content)
+        except OSError as error:
+            failures.append((folder, error.strerror or str(error)))
+        else:
+            written = folder / name
+            break
+    if failures:
+        _warn_once(*failures[0], written)
+    return written
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _warn_once(folder: Path, reason: str, written: Path | None) -> None:
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    result = "the next process compiles it again" if written is None else f"it is kept in {written.parent} instead"
+    warnings.warn(
+        f"fusedadam could not write compiled code to {folder} ({reason}), so {result}; make room there and let it be "
+        f"written to, or set {VARIABLE} to another folder of your own",
+        stacklevel=4,
+    )
