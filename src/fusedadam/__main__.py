@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 import fusedadam
-from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, WRONG, program
+from fusedadam.cli import streams
+from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, program
 
 # What each is for, and a line to begin with.
 COMMANDS = {
@@ -23,30 +23,27 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given and given[0] in COMMANDS:
-        return _run(given[0], given[1:])
-    parser = _parser()
-    parser.parse_args(given)
-    parser.print_help()
-    return FINE
+    if given[:1] == ["run"]:  # its streams and interrupts are the script's own, and python handles them
+        return _run("run", given[1:])
+    try:
+        with streams.checked():
+            return _run(given[0], given[1:]) if given and given[0] in COMMANDS else _help(given)
+    except KeyboardInterrupt:
+        streams.tell("\nStopped.")
+        return INTERRUPTED
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    # imported only now, so that no command waits for the imports of another; everything else is the command's own
-    command = importlib.import_module(f"fusedadam.cli.{name}")
-    try:
-        code: int = command.main(arguments)
-        sys.stdout.flush()
-    except (KeyboardInterrupt, BrokenPipeError) as error:
-        if name == "run":  # the script's own, which python reports in its own way
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            print("\nStopped.", file=sys.stderr)
-            return INTERRUPTED
-        # whoever was reading has read enough, as `| head` does; python would complain once more when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return WRONG
+    # imported only now, so that no command waits for the imports of another
+    code: int = importlib.import_module(f"fusedadam.cli.{name}").main(arguments)
     return code
+
+
+def _help(arguments: list[str]) -> int:
+    parser = _parser()
+    parser.parse_args(arguments)
+    print(parser.format_help(), end="")  # print_help() would hide that it cannot be written
+    return FINE
 
 
 def _parser() -> argparse.ArgumentParser:

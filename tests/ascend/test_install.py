@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -131,12 +132,23 @@ def test_npu_without_a_device_and_by_number(kind):
     assert torch.empty(1, device="meta").is_npu is False
 
 
+def test_a_number_is_a_device_as_on_any_accelerator(kind):
+    own = nn.Linear(2, 2)
+    assert own.to(0) is own
+    for tensor in (X.to(0), X.to(device=0), X.to(0, torch.float64), torch.zeros(3, device=0), own.weight):
+        assert tensor.device.type == kind
+    assert torch.device(0).type == torch.device("cuda" if kind == "cuda" else "cpu").type
+    assert X.to(0) is not X
+    assert torch.equal(torch.full((3,), 7).roll(1), torch.tensor([7, 7, 7])), "other numbers are numbers"
+
+
 MOVES = {
     "npu": lambda x: x.npu(),
     "npu, by name": lambda x: x.npu("npu:0"),
     "to": lambda x: x.to("npu"),
     "to, by name": lambda x: x.to(device="npu:0"),
     "to, with dtype": lambda x: x.to("npu", torch.float32),
+    "to, by number": lambda x: x.to(0),
     "to, non_blocking": lambda x: x.to("npu", non_blocking=True),
 }
 
@@ -288,6 +300,55 @@ def test_processes_talk_without_hccl(kind, process_group):
         assert init(device_type="npu", mesh_shape=(1, 1), mesh_dim_names=("a", "b")).device_type == kind
 
 
+def wrapped(model, *args, **options):
+    """What training scripts wrap a model in; its output, after a backward pass."""
+    output = nn.parallel.DistributedDataParallel(model.npu(), *args, **options)(torch.ones(2, 3, device="npu"))
+    output.sum().backward()
+    return output
+
+
+IDS = {
+    "a number": lambda: {"device_ids": [0]},
+    "and the output's": lambda: {"device_ids": [0], "output_device": 0},
+    "a name": lambda: {"device_ids": ["npu:0"], "output_device": "npu:0"},
+    "a device": lambda: {"device_ids": [torch.device("npu", 0)], "output_device": torch.device("npu:0")},
+    "the current device": lambda: {"device_ids": [torch.npu.current_device()]},
+    "none": lambda: {"device_ids": None},
+}
+
+
+def test_models_are_wrapped_for_one_of_several_processes(kind, process_group):
+    process_group(
+        "hccl", lambda *args, **options: dist.init_process_group(*args, **options, device_id=torch.device("npu:0"))
+    )
+    assert dist.is_hccl_available()
+    dist.barrier(device_ids=[0])
+    for options in IDS.values():
+        assert wrapped(nn.Linear(3, 3), **options()).device.type == kind
+    assert wrapped(nn.Linear(3, 3), [0], 0).device.type == kind
+    dist.new_group([0], backend="hccl", device_id=torch.device("npu:0"))
+    if kind == "cpu":
+        with pytest.raises(RuntimeError, match="'npu:1' does not exist"):
+            wrapped(nn.Linear(3, 3), device_ids=[1])
+
+
+def test_models_are_sharded_on_a_mesh_of_npus(kind, process_group):
+    process_group("hccl")
+    x = torch.ones(2, 3, device="npu")
+    for mesh in (dist.init_device_mesh("npu", (1,)), dist.DeviceMesh("npu", [0]), device_mesh.DeviceMesh("npu", [0])):
+        assert mesh.device_type == kind
+        fully_shard(model := nn.Linear(3, 3).npu(), mesh=mesh)
+        model(x).sum().backward()
+        assert model.weight.grad.to_local().device.type == kind
+
+
+@pytest.mark.parametrize("options", [{}, {"device_ids": [0]}, {"device_ids": ["npu:0"], "output_device": 0}], ids=str)
+def test_models_are_wrapped_for_several_devices_of_one_process(kind, options):
+    output = nn.DataParallel(nn.Linear(3, 3).npu(), **options)(torch.ones(2, 3, device="npu"))
+    output.sum().backward()
+    assert output.device.type == kind
+
+
 @pytest.mark.parametrize("backend", ["npu:hccl", "cpu:gloo,npu:hccl"])
 def test_processes_talk_with_a_backend_for_each_device(kind, process_group, backend):
     process_group(backend)
@@ -387,6 +448,11 @@ def test_cuda_means_npu_after_transfer_to_npu(kind):
         torch.cuda.manual_seed_all(3)
         assert torch.equal(torch.rand(3, device="cuda"), first)
         assert torch.cuda.current_device() == 0
+        X.cuda().record_stream(torch.cuda.current_stream())
+        X.cuda().record_stream(torch.cuda.Stream())
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+        assert torch.cuda.mem_get_info()[0] > 0
+        assert torch.cuda.memory_reserved() > 0
         assert torch.cuda.get_device_name() == torch.npu.get_device_name()
         assert torch.equal(torch.einsum("cuda->cuda", torch.ones(1, 2, 3, 4)), torch.ones(1, 2, 3, 4))
     if kind == "cpu" and not torch.cuda.is_available():

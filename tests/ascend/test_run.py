@@ -194,12 +194,24 @@ def test_what_npu_means_is_said_and_holds_in_processes_that_the_script_spawns(tm
 
 
 TALKING = """
+import os
 import torch
 import torch.distributed as dist
 import torch_npu
+from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("hccl")
-torch.npu.set_device(0)
+local_rank = int(os.environ["LOCAL_RANK"])
+assert local_rank < torch.npu.device_count()
+torch.npu.set_device(local_rank)
+device = torch.device("npu", local_rank)
+dist.init_process_group("hccl", device_id=device)
+model = torch.nn.Linear(2, 1, bias=False).to(local_rank)
+model = DistributedDataParallel(model, device_ids=[local_rank], output_device=local_rank)
+batch = torch.full((1, 2), float(local_rank)).npu(non_blocking=True)
+batch.record_stream(torch.npu.current_stream())
+model(batch.to(f"npu:{local_rank}")).sum().backward()
+dist.barrier(device_ids=[local_rank])
+assert model.module.weight.grad.tolist() == [[0.5, 0.5]], "the mean over both processes"
 total = torch.tensor(dist.get_rank() + 1.0).npu()
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} has {total.item()}\\n", end="")

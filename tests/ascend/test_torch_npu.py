@@ -105,6 +105,121 @@ def test_streams(kind):
     assert npu.current_stream("npu") == npu.default_stream(0)
 
 
+def test_memory_in_use_on_a_stream_is_kept(kind):
+    """A CPU has finished with it by then: there is nothing to record."""
+    x = torch.ones(4, device="npu")
+    for stream in (torch.npu.current_stream(), torch.npu.Stream(), torch.Stream(device="npu")):
+        assert x.record_stream(stream) is None
+    assert x.sum().item() == 4
+
+
+def test_torchs_own_streams_and_events_take_npu(kind):
+    for device in ("npu", "npu:0", torch.device("npu", 0), 0, None):
+        stream = torch.Stream(device=device, priority=0)
+        assert isinstance(stream, torch.Stream)
+        assert issubclass(type(stream), torch.Stream)
+        assert stream.device.type == kind
+        first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
+        assert isinstance(first, torch.Event)
+        first.record(stream)
+        with stream:
+            total = torch.ones(1000, device="npu").sum()
+        last.record(stream)
+        torch.npu.current_stream().wait_stream(stream)
+        torch.npu.current_stream().wait_event(last)
+        last.synchronize()
+        assert first.elapsed_time(last) >= 0
+        assert total.item() == 1000
+    assert isinstance(torch.npu.Stream(), torch.Stream)
+    assert isinstance(torch.npu.Event(), torch.Event)
+    assert torch.Stream("npu").record_event().query()
+    assert not isinstance(3, torch.Stream)
+
+
+def test_a_random_state_is_brought_back(kind):
+    npu = torch.npu
+    npu.seed_all()
+    npu.manual_seed(3)
+    assert npu.initial_seed() == 3
+    for get, put in (
+        (npu.get_rng_state, npu.set_rng_state),
+        (lambda: npu.get_rng_state("npu"), lambda state: npu.set_rng_state(state, "npu:0")),
+        (npu.get_rng_state_all, npu.set_rng_state_all),
+    ):
+        before = get()
+        first = torch.rand(3, device="npu")
+        put(before)
+        assert torch.equal(torch.rand(3, device="npu"), first)
+
+
+def test_what_logging_asks_about_memory_and_the_device(kind):
+    npu = torch.npu
+    free, total = npu.mem_get_info()
+    assert 0 < free <= total
+    assert npu.get_device_properties(0).total_memory > free
+    assert npu.get_device_properties("npu:0").name == npu.get_device_name()
+    kept = torch.ones(MEGABYTE, device="npu")
+    assert npu.max_memory_reserved() >= npu.memory_reserved() - MEGABYTE
+    assert npu.memory_reserved() >= kept.nbytes
+    stats = npu.memory_stats()
+    for what in ("allocated_bytes", "reserved_bytes"):
+        assert stats[f"{what}.all.peak"] >= stats[f"{what}.all.current"] - MEGABYTE > 0
+    assert "memory" in npu.memory_summary().lower()
+    assert npu.is_bf16_supported() in (True, False)
+    npu.init()
+    assert npu.is_initialized()
+    npu.ipc_collect()
+    npu.set_stream(npu.current_stream())
+    npu.reset_max_memory_allocated()
+
+
+def test_a_custom_function_is_told_about_mixed_precision(kind):
+    amp = importlib.import_module("torch_npu.npu.amp")
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd(cast_inputs=torch.float32)
+        def forward(ctx, x):
+            assert not torch.is_autocast_enabled("npu")
+            return 2 * x
+
+        @staticmethod
+        @amp.custom_bwd
+        def backward(ctx, grad):
+            return 2 * grad
+
+    x = torch.ones(3, device="npu", dtype=torch.float16, requires_grad=True)
+    with amp.autocast():
+        y = Twice.apply(x)
+    assert y.dtype == torch.float32
+    y.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("variables", [{"LOCAL_RANK": "1"}, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}], ids=str)
+def test_a_process_of_a_launch_finds_the_cpu_under_its_rank(cpu, monkeypatch, variables):
+    """Every NPU of the launch is there, as on the machine that the script was written for; one more is not."""
+    npu, x = torch.npu, torch.arange(3.0)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert npu.device_count() == 2
+    assert npu.current_device() == 1
+    for rank in (0, 1):
+        for device in (rank, f"npu:{rank}", torch.device("npu", rank), torch.device(f"npu:{rank}")):
+            npu.set_device(device)
+            npu.synchronize(device)
+            with npu.device(device):
+                assert torch.equal(x.npu(device), x)
+        for moved in (x.npu(rank), x.to(rank), x.to(f"npu:{rank}"), torch.arange(3.0, device=rank)):
+            assert torch.equal(moved, x)
+    for refused in (lambda: npu.set_device(2), lambda: x.to("npu:2"), lambda: x.to(2), lambda: torch.device("npu", 2)):
+        with pytest.raises(RuntimeError, match=r"'npu:2' does not exist: .*, and it is 'npu:0' to 'npu:1'"):
+            refused()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=r"'npu:1' does not exist: .*, and it is 'npu:0'"):
+        npu.set_device(1)
+
+
 def test_another_device_does_not_exist_on_a_cpu(cpu):
     npu = torch.npu
     for refused in (

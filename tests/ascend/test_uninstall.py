@@ -20,7 +20,9 @@ OWNERS = (
     torch, torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage, torch.storage,
     torch.cuda, torch.jit, torch.amp, torch.amp.GradScaler, torch.autocast, torch.random, torch.serialization,
     torch.autograd, torch.autograd.graph, torch.utils.data, DataLoader, torch.optim.Optimizer, torch.distributed,
-    torch.distributed.distributed_c10d, torch.distributed.device_mesh, threading, threading.Thread,
+    torch.distributed.distributed_c10d, torch.distributed.device_mesh, torch.distributed.device_mesh.DeviceMesh,
+    torch.nn.parallel, torch.nn.parallel.DistributedDataParallel, sys.modules["torch.nn.parallel.data_parallel"],
+    torch.nn.DataParallel, threading, threading.Thread,
 )  # fmt: skip
 OURS = ("torch_npu", "mindspeed", "torch.npu")
 ABSENT = object()
@@ -66,7 +68,8 @@ def use():
         importlib.import_module(module)
     torch.nn.Linear(2, 2, device="npu").npu()(torch.ones(2, device="npu"))
     torch.Generator("npu")
-    torch.npu.Stream()
+    torch.ones(1, device="npu").record_stream(torch.npu.Stream())
+    torch.Stream(device="npu").record_event(torch.Event(device="npu"))
     thread = threading.Thread(target=lambda: torch.ones(1, device="npu"))
     thread.start()
     thread.join()
@@ -303,10 +306,12 @@ def test_threads_that_are_started_through_ours_afterwards_are_plain():
 def test_what_a_script_kept_does_not_bring_npu_back(before):
     ascend.install("cpu")
     torch_npu = importlib.import_module("torch_npu")
-    generator, moved = torch.Generator, torch.Tensor.npu
+    generator, stream, event, moved = torch.Generator, torch.Stream, torch.Event, torch.Tensor.npu
     ascend.uninstall()
     assert torch_npu.optim.NpuFusedAdamW is ascend.NpuFusedAdamW
-    for kept in (lambda: generator("npu"), lambda: moved(torch.ones(1))):
+    for kept in (
+        lambda: generator("npu"), lambda: stream("npu"), lambda: event("npu"), lambda: moved(torch.ones(1)),
+    ):  # fmt: skip
         with pytest.raises(RuntimeError, match="npu"):
             kept()
     assert changes(before) == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fusedadam.ascend import device
 
-__all__ = ["GradScaler", "autocast"]
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
 class autocast(torch.autocast):
@@ -16,6 +17,16 @@ class autocast(torch.autocast):
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         super().__init__(device.kind(), enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+def custom_fwd(fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Any:
+    """:func:`torch.amp.custom_fwd` for the device that "npu" means."""
+    return torch.amp.custom_fwd(fwd, device_type=device.kind(), cast_inputs=cast_inputs)
+
+
+def custom_bwd(bwd: Callable[..., Any] | None = None) -> Any:
+    """:func:`torch.amp.custom_bwd` for the device that "npu" means."""
+    return torch.amp.custom_bwd(bwd, device_type=device.kind())
 
 
 class GradScaler(torch.amp.GradScaler):

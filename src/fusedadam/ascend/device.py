@@ -42,6 +42,27 @@ def chosen(device: str | None) -> str:
     return torch.device(wanted).type
 
 
+def launched(name: str, otherwise: int) -> int:
+    """A number that torchrun and other launchers of several processes leave in the environment."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else otherwise
+
+
+def count_on_cpu() -> int:
+    """How many numbers "npu" may have where it means the CPU: 1, or the number of processes on this machine.
+
+    A script that is launched in several processes uses an NPU for each, numbered by LOCAL_RANK.
+    """
+    return max(launched("LOCAL_WORLD_SIZE", 1), launched("LOCAL_RANK", 0) + 1)
+
+
+def require_on_cpu(number: int | str, given: Any) -> None:
+    """Raises unless the CPU has this number."""
+    if str(number) not in map(str, range(there := count_on_cpu())):
+        names = "'npu:0'" if there == 1 else f"'npu:0' to 'npu:{there - 1}'"
+        raise RuntimeError(f"{given!r} does not exist: there is one device here, the CPU, and it is {names}")
+
+
 def begin(kind: str) -> None:
     global _kind
     _kind = kind
@@ -68,15 +89,28 @@ def is_named(device: Any) -> bool:
 
 
 def translated(device: Any) -> Any:
-    """A device that torch knows, in place of "npu" or "npu:0"; anything else as it is."""
+    """A device that torch knows, in place of "npu" or "npu:0"; anything else as it is, also numbers."""
     if not is_named(device):
         return device
     kind, number = _kind or best(), device.partition(":")[2]
     if kind == "cpu":
-        if number not in ("", "0"):
-            raise RuntimeError(f"{device!r} does not exist: there is one device here, the CPU, and it is 'npu:0'")
+        if number:
+            require_on_cpu(number, device)
         return kind  # a CPU has no number, and tensors on it would not be on "cpu:0"
     return f"{kind}:{number}" if number else kind
+
+
+def is_meant(device: Any) -> bool:
+    """Whether an argument that is a device means the one that "npu" does: by name, or on a CPU by number.
+
+    A number alone means the accelerator, which a CPU is not to torch; on a GPU it is translated by torch.
+    """
+    return is_named(device) or (type(device) is int and _kind == "cpu")
+
+
+def placed(device: Any) -> Any:
+    """:func:`translated`, for an argument that is a device, and not a number of any other kind."""
+    return translated(f"npu:{device}" if is_meant(device) and type(device) is int else device)
 
 
 def translating(function: Callable[..., Any]) -> Callable[..., Any]:

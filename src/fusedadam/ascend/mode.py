@@ -18,12 +18,14 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from fusedadam.ascend import device
 
+_PARSE_TO = torch._C._nn._parse_to  # Module.to
+
 # functions of torch that take a device by position; all others take it as device=
 BY_POSITION: tuple[Callable[..., Any], ...] = (
     torch.Tensor.to,
     torch.Tensor.pin_memory,
     torch.Tensor.is_pinned,
-    torch._C._nn._parse_to,  # Module.to
+    _PARSE_TO,
 )
 
 
@@ -37,7 +39,9 @@ class NpuMode(TorchFunctionMode):
             args, kwargs = _device(*args, **kwargs or {})
         elif func is torch.Tensor.pin_memory and device.kind() == "cpu":
             return args[0]  # memory is pinned for the way to another device, and there is none
-        elif kwargs or any(type(value) is str for value in args):
+        elif func is torch.Tensor.record_stream and device.kind() == "cpu":
+            return None  # work on a CPU is done when its call returns, so memory is never freed too early
+        elif kwargs or func is torch.Tensor.to or func is _PARSE_TO or any(type(value) is str for value in args):
             args, kwargs = _translated(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -91,6 +95,8 @@ def _leave_now(*_: Any) -> None:
 def _device(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     name = args[0] if args else kwargs.get("type")
     number = args[1] if len(args) > 1 else kwargs.get("index")
+    if type(name) is int:
+        return (device.placed(name), *args[1:]), kwargs
     if not device.is_named(name):
         return args, kwargs
     return (device.translated(name if number is None else f"{name}:{number}"),), {}
@@ -101,11 +107,11 @@ def _translated(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
     if device.kind() == "cpu":
         if kwargs.get("pin_memory"):
             changed["pin_memory"] = False
-        moved = device.is_named(kwargs.get("device")) or any(map(device.is_named, args[1:2]))
+        moved = device.is_meant(kwargs.get("device")) or any(map(device.is_meant, args[1:2]))
         if func is torch.Tensor.to and moved and len(args) < 5:
             changed["copy"] = True  # as from any other device: what is then changed in place leaves the original alone
     if "device" in kwargs:
-        changed["device"] = device.translated(kwargs["device"])
+        changed["device"] = device.placed(kwargs["device"])
     if any(func is own for own in BY_POSITION):
-        args = tuple(map(device.translated, args))
+        args = tuple(map(device.placed, args))
     return args, {**kwargs, **changed}

@@ -7,6 +7,7 @@ another, does nothing of ours afterwards.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedadam.ascend import device, mode, npu
+from fusedadam.ascend import device, mode, npu, on_cpu
 
 MISSING = object()
 
@@ -43,7 +44,9 @@ def patches() -> Iterator[Patch]:
     yield Patch(torch.Tensor, "is_npu", property(lambda tensor: tensor.device.type == device.kind()))
     yield Patch(nn.Module, "npu", module_npu)
     yield Patch(torch.UntypedStorage, "npu", storage_npu)
-    yield Patch(torch, "Generator", _generator())
+    yield Patch(torch, "Generator", _made_by(torch.Generator, _generator(torch.Generator)))
+    yield Patch(torch, "Stream", _made_by(torch.Stream, _stream(torch.Stream)))
+    yield Patch(torch, "Event", _made_by(torch.Event, _event(torch.Event)))
     yield Patch(torch, "load", _mapping_location(torch.load))
     yield Patch(torch.jit, "load", _mapping_location(torch.jit.load))
     yield Patch(torch.autocast, "__init__", _autocast(torch.autocast.__init__))
@@ -56,11 +59,18 @@ def patches() -> Iterator[Patch]:
     yield Patch(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
     yield Patch(threading.Thread, "start", _start(threading.Thread.start))
     yield Patch(torch.autograd, "_engine_run_backward", _backward(vars(torch.autograd)["_engine_run_backward"]))
+    parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # torch.nn.parallel has a function there
+    yield Patch(parallel, "_get_available_device_type", _no_accelerator(vars(parallel)["_get_available_device_type"]))
     if torch.distributed.is_available():
+        replica = nn.parallel.DistributedDataParallel
+        yield Patch(replica, "__init__", _changing(replica.__init__, {"device_ids": _each, "output_device": _numbered}))
+        yield Patch(torch.distributed, "is_hccl_available", lambda: True)
         for name in ("init_process_group", "new_group"):
             yield Patch(torch.distributed, name, _without_hccl(getattr(torch.distributed, name)))
         for owner in (torch.distributed, torch.distributed.device_mesh):
             yield Patch(owner, "init_device_mesh", _translating(owner.init_device_mesh, "device_type"))
+        mesh = torch.distributed.device_mesh.DeviceMesh
+        yield Patch(mesh, "__init__", _translating(mesh.__init__, "device_type"))
 
 
 def cuda_on_cpu() -> Iterator[Patch]:
@@ -69,8 +79,11 @@ def cuda_on_cpu() -> Iterator[Patch]:
     yield Patch(nn.Module, "cuda", module_npu)
     for name in (
         "current_device", "set_device", "device", "get_device_name", "synchronize", "manual_seed", "manual_seed_all",
-        "empty_cache", "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "Stream", "Event",
-        "current_stream", "default_stream", "stream",
+        "initial_seed", "seed", "seed_all", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all",
+        "get_device_properties", "mem_get_info", "empty_cache", "memory_allocated", "max_memory_allocated",
+        "memory_reserved", "max_memory_reserved", "memory_stats", "memory_summary", "reset_peak_memory_stats",
+        "reset_max_memory_allocated", "ipc_collect", "is_bf16_supported", "Stream", "Event", "current_stream",
+        "default_stream", "set_stream", "stream",
     ):  # fmt: skip
         yield Patch(torch.cuda, name, getattr(npu, name))
 
@@ -179,7 +192,31 @@ def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
         each = backend.split(",")
         return ",".join(dict.fromkeys(each))  # the CPU's may have been named as well
 
-    return _changing(function, {"backend": translated})
+    return _changing(function, {"backend": translated, "device_id": _numbered})
+
+
+def _numbered(given: Any) -> Any:
+    """A device that torch wants with a number: an accelerator. For a CPU it wants None."""
+    where = device.placed(given)
+    if where is None or device.kind() != "cpu":
+        return where
+    return None if torch.device(where).type == "cpu" else given
+
+
+def _each(given: Any) -> Any:
+    """Several of them; on a CPU there is one, so torch wants None in place of the list."""
+    where = None if given is None else [_numbered(each) for each in given]
+    return None if where == [None] else where
+
+
+def _no_accelerator(find: Callable[[], str | None]) -> Callable[[], str | None]:
+    """DataParallel moves a model to the accelerator; where npu means the CPU it is to stay there."""
+
+    @functools.wraps(find)
+    def call() -> str | None:
+        return None if device.installed() and device.kind() == "cpu" else find()
+
+    return call
 
 
 def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -249,13 +286,12 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _generator() -> type:
-    """torch.Generator is a type, and no mode sees it being called: a name that makes them, and knows them."""
-    real = torch.Generator
+def _made_by(real: type, make: Callable[..., Any]) -> type:
+    """A name in place of a type of torch's, whose calls no mode sees: it makes such objects, and recognizes them."""
 
-    class AnyGenerator(type):
-        def __call__(cls, device: Any = "cpu") -> torch.Generator:
-            return real(device=_translated_device(device))
+    class Maker(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs) if device.installed() else real(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, real)
@@ -263,8 +299,37 @@ def _generator() -> type:
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, real)
 
-    return AnyGenerator("Generator", (), {"__module__": "torch", "__doc__": real.__doc__})
+    return Maker(real.__name__, (), {"__module__": "torch", "__doc__": real.__doc__})
 
 
-def _translated_device(name: Any) -> Any:
-    return device.translated(name)
+def _generator(real: type) -> Callable[..., Any]:
+    return lambda device="cpu": real(device=_placed(device))
+
+
+def _stream(real: type) -> Callable[..., Any]:
+    translating = device.translating(real)
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        by_its_numbers = len(args) > 1 or "stream_id" in kwargs  # a stream that exists already
+        on = args[0] if args else kwargs.get("device")
+        return on_cpu.Stream(*args, **kwargs) if _on_cpu(on) and not by_its_numbers else translating(*args, **kwargs)
+
+    return make
+
+
+def _event(real: type) -> Callable[..., Any]:
+    translating = device.translating(real)
+
+    def make(device: Any = None, **kwargs: Any) -> Any:
+        return on_cpu.Event(**kwargs) if _on_cpu(device) else translating(device, **kwargs)
+
+    return make
+
+
+def _on_cpu(given: Any) -> bool:
+    """Whether npu means the CPU, and so does this device; None is the current one."""
+    return device.kind() == "cpu" and (given is None or torch.device(device.placed(given)).type == "cpu")
+
+
+def _placed(given: Any) -> Any:
+    return device.placed(given)

@@ -22,12 +22,14 @@ from typing import Any
 from fusedadam import ascend
 from fusedadam.ascend import device as devices
 from fusedadam.ascend.install import real_torch_npu
+from fusedadam.cli import streams
 
 NO_SUCH_SCRIPT = 2  # as python itself exits
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = _options(arguments)
+    with streams.checked():
+        options = _options(arguments)
     script, *rest = options.rest
     if not options.module:
         with _opening(path := _absolute(script)):
@@ -66,7 +68,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _say(options: argparse.Namespace, sentence: str) -> None:
     if not options.quiet:
-        print(f"fusedadam: {sentence}", file=sys.stderr, flush=True)
+        streams.tell(f"fusedadam: {sentence}")
 
 
 def _as_python_would(run: Callable[[], None]) -> None:
@@ -131,5 +133,5 @@ def _opening(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        streams.tell(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
         sys.exit(NO_SUCH_SCRIPT)
