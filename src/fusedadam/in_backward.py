@@ -63,9 +63,7 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
             "torch.distributed.fsdp.fully_shard (FSDP2)"
         )
     if any(map(is_lazy, params)):
-        raise TypeError(
-            "model has lazy parameters, which its first forward pass makes; run one before, with any batch"
-        )
+        raise TypeError("model has lazy parameters, which its first forward pass makes; run one before, with any batch")
     optimizer = make_optimizer(params)
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(

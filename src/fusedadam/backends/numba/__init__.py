@@ -9,6 +9,7 @@ disk_cache.py  compiled code, kept for later processes
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
         threads = torch.get_num_threads() if worth_sharing else 1
         words[batch_at] = 1 + len(tensor) // (threads * BATCHES)
         counter[0] = 0
-        threading.share(compiled, words.ctypes.data, threads)
+        _run(compiled, words.ctypes.data, threads)
 
     return run
 
@@ -105,9 +106,15 @@ def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
 
 def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
     def run(_alive: object = alive) -> None:
-        threading.share(function, words.ctypes.data, threads=1)
+        _run(function, words.ctypes.data, threads=1)
 
     return run
+
+
+def _run(function: int, argument: int, threads: int) -> None:
+    """Calls a kernel, on so many threads, by way of one that sets the mode of each."""
+    call = (ctypes.c_int64 * 2)(function, argument)
+    threading.share(_compile("with_denormals", kernel.WITH_DENORMALS), ctypes.addressof(call), threads)
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:

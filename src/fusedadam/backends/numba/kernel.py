@@ -14,6 +14,15 @@ from fusedadam.sums import LANES, SEGMENT
 
 # What a kernel is handed: the address of these words, one int64 (or the bits of a float64) each.
 WORDS = ("table", "tensors", "chunk_tensor", "chunk_first", "chunks", "chunk_size", "batch", "counter", "grad_scale")
+# Calls the kernel at an address with an argument, both of which are the words that it is handed.
+WITH_DENORMALS = """
+from fusedadam.backends.numba.words import *
+
+
+@kernel
+def run(_words):
+    call_with_denormals(word(_words, 0), word(_words, 1))
+"""
 BLOCK = 1024  # elements of short rows that are handled together
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,19 @@ from numba.extending import intrinsic
 
 from fusedadam.backends.numba import disk_cache
 
-__all__ = ["NUMBER", "abs", "add_up", "divide", "find_largest", "inline", "kernel", "load", "maximum", "minimum"]
+__all__ = [
+    "NUMBER",
+    "abs",
+    "add_up",
+    "call_with_denormals",
+    "divide",
+    "find_largest",
+    "inline",
+    "kernel",
+    "load",
+    "maximum",
+    "minimum",
+]
 __all__ += ["power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -100,6 +113,46 @@ def word(context: Any, address: Any, index: Any) -> Any:
         return b.load(b.gep(b.inttoptr(args[0], I64.as_pointer()), [args[1]]))
 
     return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_with_denormals(context: Any, function: Any, argument: Any) -> Any:
+    """Calls the C function at an address while this thread keeps denormal numbers, whatever its mode is otherwise.
+
+    torch.set_flush_denormal(True) reaches some of the threads that kernels run on, and not others.
+    """
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        before = _set_denormals(b, lambda mode, mask: b.and_(mode, mask))
+        kind = ir.FunctionType(ir.VoidType(), [I64])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        if before is not None:
+            _set_denormals(b, lambda mode, mask: before)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+def _set_denormals(b: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Changes the mode of floating-point arithmetic, and returns what it was; None on a processor of another kind."""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer])
+        place = cgutils.alloca_once(b, I32)
+        address = b.bitcast(place, pointer)
+        b.call(b.module.declare_intrinsic("llvm.x86.sse.stmxcsr", [], kind), [address])
+        before = b.load(place)
+        b.store(change(before, I32(~0x8040 & 0xFFFFFFFF)), place)  # results, and operands, that are flushed to zero
+        b.call(b.module.declare_intrinsic("llvm.x86.sse.ldmxcsr", [], kind), [address])
+        return before
+    if machine in ("aarch64", "arm64"):
+        get, set_ = ir.FunctionType(I64, []), ir.FunctionType(ir.VoidType(), [I64])
+        before = b.call(b.module.declare_intrinsic("llvm.aarch64.get.fpcr", [], get), [])
+        changed = change(before, I64(~(1 << 24) & 0xFFFFFFFFFFFFFFFF))
+        b.call(b.module.declare_intrinsic("llvm.aarch64.set.fpcr", [], set_), [changed])
+        return before
+    return None
 
 
 def scratch(compute: str, length: int) -> Any:
