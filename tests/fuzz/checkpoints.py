@@ -1,0 +1,92 @@
+"""Copies of the optimizer, state dicts that go through files and other optimizers, and the averaged weights."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import adamp
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.fuzz.program import Program, assert_same
+from tests.fuzz.tensors import plain
+
+OTHERS: dict[str, Any] = {
+    "AdamW": torch.optim.AdamW,
+    "Adam": torch.optim.Adam,
+    "EmaAdamW": torch.optim.AdamW,
+    "AdamP": adamp.AdamP,
+}
+
+
+def through_a_file(saved: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Checkpoints(Program):
+    @rule(saved=st.booleans())
+    def load_own_state_dict(self, saved: bool) -> None:
+        state_dict = self.optimizer.state_dict()
+        self.optimizer.load_state_dict(through_a_file(state_dict) if saved else state_dict)
+
+    @rule(saved=st.booleans())
+    def resume_with_a_new_optimizer(self, saved: bool) -> None:
+        """And parameters of its own, as a program that is started again."""
+        state_dict = copy.deepcopy(self.optimizer.state_dict())
+        groups = []
+        for group in self.optimizer.param_groups:
+            params = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
+            groups.append({"params": params, "backend": group["backend"]})
+        self.optimizer = self.family.make(groups)
+        self.optimizer.load_state_dict(through_a_file(state_dict) if saved else state_dict)
+        self._take_over_gradients()
+
+    @precondition(lambda self: self.family.name in OTHERS)
+    @rule(saved=st.booleans())
+    def load_by_way_of_another_package(self, saved: bool) -> None:
+        """Which casts states to the dtype of their parameter, and knows nothing of our options, but keeps them."""
+        groups = [{"params": [p.detach().clone() for p in group["params"]]} for group in self.optimizer.param_groups]
+        other = OTHERS[self.family.name](groups)
+        other.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        state_dict = other.state_dict()
+        self.optimizer.load_state_dict(through_a_file(state_dict) if saved else state_dict)
+        for kept in self.kept:
+            kept.states = {name: value.to(kept.value.dtype) for name, value in kept.states.items()}
+
+    @rule()
+    def deepcopy(self) -> None:
+        self.optimizer = copy.deepcopy(self.optimizer)
+        self._take_over_gradients()
+
+    @rule()
+    def pickle(self) -> None:
+        self.optimizer = pickle.loads(pickle.dumps(self.optimizer))
+        self._take_over_gradients()
+
+    def _take_over_gradients(self) -> None:
+        """Copies of parameters may come with their gradients or without, as torch likes."""
+        for kept, param in zip(self.kept, self.params, strict=True):
+            kept.grad = None if param.grad is None else plain(param.grad)
+
+    @precondition(lambda self: self.family.name == "EmaAdamW")
+    @rule(fails=st.booleans())
+    def look_at_averages(self, fails: bool) -> None:
+        try:
+            with self.optimizer.ema_weights():
+                for k, (param, kept) in enumerate(zip(self.params, self.kept, strict=True)):
+                    average = kept.states.get("ema_params", kept.value)
+                    assert_same(param.detach(), average.to(kept.value.dtype), f"average of parameter {k}")
+                with pytest.raises(RuntimeError, match="ema_weights"):
+                    self.optimizer.step()
+                if fails:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            assert fails
