@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
 from tests.fuzz.options import LR_KINDS, Change, Flags, lr_of
-from tests.fuzz.program import Program, a_group
+from tests.fuzz.program import Program, a_group, event
 
 a_change = st.runner().flatmap(lambda program: st.sampled_from(program.family.changes))
 
@@ -25,23 +25,23 @@ def _flags_of_a_group(program: Any) -> st.SearchStrategy[tuple[int, Flags]]:
 class ChangedOptions(Program):
     scheduler: Any = None
 
-    @rule(group=a_group, change=a_change)
+    @event(group=a_group, change=a_change)
     def set_option(self, group: int, change: Change) -> None:
         name, value = change
         self.optimizer.param_groups[group][name] = self.options[group][name] = value
 
-    @rule(change=st.runner().flatmap(_flags_of_a_group))
+    @event(change=st.runner().flatmap(_flags_of_a_group))
     def set_flags(self, change: tuple[int, Flags]) -> None:
         group, flags = change
         self.optimizer.param_groups[group].update(flags)
         self.options[group].update(flags)
 
-    @rule(group=a_group, kind=st.sampled_from(LR_KINDS), value=st.sampled_from([0.1, 0.01]))
+    @event(group=a_group, kind=st.sampled_from(LR_KINDS), value=st.sampled_from([0.1, 0.01]))
     def set_lr(self, group: int, kind: str, value: float) -> None:
         self.optimizer.param_groups[group]["lr"] = lr_of(kind, value)
         self.options[group]["lr"] = value
 
-    @rule(group=a_group, value=st.sampled_from([0.1, 0.01]))
+    @event(group=a_group, value=st.sampled_from([0.1, 0.01]))
     def set_lr_in_place(self, group: int, value: float) -> None:
         lr = self.optimizer.param_groups[group]["lr"]
         if isinstance(lr, torch.Tensor):
@@ -49,7 +49,7 @@ class ChangedOptions(Program):
             self.options[group]["lr"] = float(value)
 
     @precondition(lambda self: self.scheduler is None)
-    @rule(kind=st.sampled_from(["OneCycleLR", "CosineAnnealingLR", "LambdaLR"]))
+    @event(kind=st.sampled_from(["OneCycleLR", "CosineAnnealingLR", "LambdaLR"]))
     def make_scheduler(self, kind: str) -> None:
         make = getattr(torch.optim.lr_scheduler, kind)
         arguments: dict[str, Any] = {
@@ -61,7 +61,7 @@ class ChangedOptions(Program):
         self._read_scheduled()
 
     @precondition(lambda self: self.scheduler is not None)
-    @rule()
+    @event()
     def step_scheduler(self) -> None:
         optimizer, scheduler = self.scheduler
         if optimizer is self.optimizer and len(scheduler.base_lrs) == len(self.options):

@@ -11,9 +11,9 @@ import adamp
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
-from tests.fuzz.program import Program, assert_same
+from tests.fuzz.program import Program, assert_same, event
 from tests.fuzz.tensors import plain
 
 OTHERS: dict[str, Any] = {
@@ -32,12 +32,12 @@ def through_a_file(saved: Any) -> Any:
 
 
 class Checkpoints(Program):
-    @rule(saved=st.booleans())
+    @event(saved=st.booleans())
     def load_own_state_dict(self, saved: bool) -> None:
         state_dict = self.optimizer.state_dict()
         self.optimizer.load_state_dict(through_a_file(state_dict) if saved else state_dict)
 
-    @rule(saved=st.booleans())
+    @event(saved=st.booleans())
     def resume_with_a_new_optimizer(self, saved: bool) -> None:
         """And parameters of its own, as a program that is started again."""
         state_dict = copy.deepcopy(self.optimizer.state_dict())
@@ -50,7 +50,7 @@ class Checkpoints(Program):
         self._take_over_gradients()
 
     @precondition(lambda self: self.family.name in OTHERS)
-    @rule(saved=st.booleans())
+    @event(saved=st.booleans())
     def load_by_way_of_another_package(self, saved: bool) -> None:
         """Which casts states to the dtype of their parameter, and knows nothing of our options, but keeps them."""
         groups = [{"params": [p.detach().clone() for p in group["params"]]} for group in self.optimizer.param_groups]
@@ -61,12 +61,12 @@ class Checkpoints(Program):
         for kept in self.kept:
             kept.states = {name: value.to(kept.value.dtype) for name, value in kept.states.items()}
 
-    @rule()
+    @event()
     def deepcopy(self) -> None:
         self.optimizer = copy.deepcopy(self.optimizer)
         self._take_over_gradients()
 
-    @rule()
+    @event()
     def pickle(self) -> None:
         self.optimizer = pickle.loads(pickle.dumps(self.optimizer))
         self._take_over_gradients()
@@ -77,7 +77,7 @@ class Checkpoints(Program):
             kept.grad = None if param.grad is None else plain(param.grad)
 
     @precondition(lambda self: self.family.name == "EmaAdamW")
-    @rule(fails=st.booleans())
+    @event(fails=st.booleans())
     def look_at_averages(self, fails: bool) -> None:
         try:
             with self.optimizer.ema_weights():

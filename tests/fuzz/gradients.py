@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 from torch import Tensor
 
 import fusedadam
 from tests.fuzz.judge import Expected, coarsest, compare
-from tests.fuzz.program import Program, a_param
+from tests.fuzz.program import Program, a_param, event
 from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, is_expanded, plain
 from tests.meaning.by_hand import clipped, norm_by_hand
 
 
 class Gradients(Program):
-    @rule(param=a_param, layout=st.sampled_from(GRADIENT_LAYOUTS), view=st.sampled_from(VIEWS))
+    @event(param=a_param, layout=st.sampled_from(GRADIENT_LAYOUTS), view=st.sampled_from(VIEWS))
     def set_gradient(self, param: int, layout: str, view: str) -> None:
         self.set_grad(param, gradient(self.new_values(param), self.params[param], layout, view))
 
-    @rule(view=st.sampled_from(VIEWS))
-    def set_all_gradients(self, view: str) -> None:
-        for k, param in enumerate(self.params):
-            self.set_grad(k, gradient(self.new_values(k), param, "as the parameter", view))
-
     @precondition(lambda self: any(not self.is_compiled(k) for k in range(len(self.kept))))
-    @rule(dtype=st.sampled_from(sorted(DTYPES)))
+    @event(dtype=st.sampled_from(sorted(DTYPES)))
     def set_gradients_of_another_dtype(self, dtype: str) -> None:
         """torch allows that where ``grad_dtype`` says so."""
         for k, param in enumerate(self.params):
@@ -34,17 +29,17 @@ class Gradients(Program):
                 param.grad_dtype = None
                 self.set_grad(k, self.new_values(k, DTYPES[dtype]))
 
-    @rule(param=a_param)
+    @event(param=a_param)
     def drop_gradient(self, param: int) -> None:
         self.set_grad(param, None)
 
-    @rule(param=a_param)
+    @event(param=a_param)
     def free_gradient_and_set_another(self, param: int) -> None:
         """The new one is often found in the same memory."""
         self.set_grad(param, None)
         self.set_grad(param, self.new_values(param))
 
-    @rule(param=a_param)
+    @event(param=a_param)
     def share_a_gradient(self, param: int) -> None:
         """With every other parameter that it fits: gradients are read, so they may."""
         grad = self.new_values(param)
@@ -52,29 +47,28 @@ class Gradients(Program):
             if kept.value.shape == grad.shape and kept.value.dtype == grad.dtype:
                 self.set_grad(k, grad)
 
-    @rule(param=a_param)
+    @event(param=a_param)
     def add_to_gradient_in_place(self, param: int) -> None:
         grad = self.params[param].grad
         if grad is not None and not is_expanded(grad):
             grad.add_(self.new_values(param, grad.dtype))
-            self.kept[param].grad = plain(grad)
+            self._read_gradients()
 
-    @rule(set_to_none=st.booleans())
+    @event(set_to_none=st.booleans())
     def zero_grad(self, set_to_none: bool) -> None:
         self._drop_expanded_gradients()
         self.optimizer.zero_grad(set_to_none)
         for kept in self.kept:
             kept.grad = None if set_to_none or kept.grad is None else torch.zeros_like(kept.grad)
 
-    @rule(kind=st.sampled_from(["product", "sum", "complex"]))
+    @event(kind=st.sampled_from(["product", "sum", "complex"]))
     def backward(self, kind: str) -> None:
         """Gradients are added to those that are there, in the layout that autograd likes."""
         self._drop_expanded_gradients()
         losses = [self._loss(k, p, kind) for k, p in enumerate(self.params) if p.requires_grad]
         for loss in losses:
             loss.backward()
-        for kept, param in zip(self.kept, self.params, strict=True):
-            kept.grad = None if param.grad is None else plain(param.grad)
+        self._read_gradients()
 
     def _loss(self, k: int, param: Tensor, kind: str) -> Tensor:
         weight = self.new_values(k)
@@ -84,14 +78,14 @@ class Gradients(Program):
             return (torch.complex(weight, param).conj() * torch.complex(weight, -weight)).imag.sum()
         return (param * weight).sum()
 
-    @rule(max_norm=st.sampled_from([0.3, 1e6]), norm_type=st.sampled_from([1.0, 2.0, torch.inf]))
+    @event(max_norm=st.sampled_from([0.3, 1e6]), norm_type=st.sampled_from([1.0, 2.0, torch.inf]))
     def clip_gradients(self, max_norm: float, norm_type: float) -> None:
         self._drop_expanded_gradients()
         self._give_shared_gradients_memory_of_their_own()
         has = [kept for kept in self.kept if kept.grad is not None]
         before = [kept.grad.double() for kept in has if kept.grad is not None]
         fusedadam.clip_grad_norm_(self.params, max_norm, norm_type)
-        flat = torch.cat([g.flatten() for g in before]) if before else torch.zeros(1, dtype=torch.float64)
+        flat = torch.cat([torch.zeros(1, dtype=torch.float64), *(g.flatten() for g in before)])
         norm = norm_by_hand(before) if norm_type == 2 else float(torch.linalg.vector_norm(flat, norm_type))
         compute = coarsest(kept.grad.dtype for kept in has if kept.grad is not None) if has else torch.float32
         exact = iter(clipped(before, max_norm, norm))
@@ -100,6 +94,11 @@ class Gradients(Program):
                 expected = Expected(next(exact), kept.grad.double(), compute)
                 compare(plain(param.grad), expected, f"clipped gradient {k}")
                 kept.grad = plain(param.grad)
+
+    def _read_gradients(self) -> None:
+        """After torch has written them; several parameters may share one."""
+        for kept, param in zip(self.kept, self.params, strict=True):
+            kept.grad = None if param.grad is None else plain(param.grad)
 
     def _drop_expanded_gradients(self) -> None:
         """torch itself cannot write them."""

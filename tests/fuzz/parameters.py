@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
-from tests.fuzz.program import Program, a_param
+from tests.fuzz.program import Program, a_param, event
 from tests.fuzz.tensors import DTYPES, LAYOUTS, laid_out, plain
 
 a_layout = st.sampled_from(LAYOUTS)
@@ -15,25 +15,25 @@ has_states = precondition(lambda self: any(kept.states for kept in self.kept))
 
 
 class Parameters(Program):
-    @rule(param=a_param, layout=a_layout)
+    @event(param=a_param, layout=a_layout)
     def replace_data(self, param: int, layout: str) -> None:
         self.params[param].data = laid_out(self.new_values(param), layout)
         self.kept[param].value = plain(self.params[param])
 
-    @rule(param=a_param, layout=a_layout)
+    @event(param=a_param, layout=a_layout)
     def swap_tensors(self, param: int, layout: str) -> None:
         other = torch.nn.Parameter(laid_out(self.new_values(param), layout))
         torch.utils.swap_tensors(self.params[param], other)
         self.kept[param].value, self.kept[param].grad = plain(self.params[param]), None
 
-    @rule(param=a_param)
+    @event(param=a_param)
     def overwrite(self, param: int) -> None:
         with torch.no_grad():
             self.params[param].copy_(self.new_values(param))
         self.kept[param].value = plain(self.params[param])
 
     @precondition(lambda self: any(not self.is_compiled(k) for k in range(len(self.kept))))
-    @rule(dtype=st.sampled_from(sorted(DTYPES)))
+    @event(dtype=st.sampled_from(sorted(DTYPES)))
     def convert_parameters(self, dtype: str) -> None:
         """As ``model.half()`` does; states stay in the dtype that they have."""
         for k, param in enumerate(self.params):
@@ -42,12 +42,12 @@ class Parameters(Program):
                 param.data = param.data.to(DTYPES[dtype])
                 self.kept[k].value = plain(param)
 
-    @rule(param=a_param, on=st.booleans())
+    @event(param=a_param, on=st.booleans())
     def require_grad(self, param: int, on: bool) -> None:
         self.params[param].requires_grad_(on)
 
     @has_states
-    @rule(param=a_param, name=a_state, layout=a_layout)
+    @event(param=a_param, name=a_state, layout=a_layout)
     def replace_state(self, param: int, name: str, layout: str) -> None:
         kept = self.kept[param]
         if name in kept.states:
@@ -56,7 +56,7 @@ class Parameters(Program):
             self.optimizer.state[self.params[param]][name] = laid_out(kept.states[name], layout)
 
     @has_states
-    @rule(param=a_param, name=a_state, dtype=st.sampled_from(sorted(DTYPES)))
+    @event(param=a_param, name=a_state, dtype=st.sampled_from(sorted(DTYPES)))
     def convert_state(self, param: int, name: str, dtype: str) -> None:
         kept = self.kept[param]
         if name in kept.states and not self.is_compiled(param):
@@ -64,7 +64,7 @@ class Parameters(Program):
             self.optimizer.state[self.params[param]][name] = kept.states[name].clone()
 
     @has_states
-    @rule(param=a_param, step=st.sampled_from([0, 7, 100]), kind=st.sampled_from(["number", "0-d", "in place"]))
+    @event(param=a_param, step=st.sampled_from([0, 7, 100]), kind=st.sampled_from(["number", "0-d", "in place"]))
     def set_step(self, param: int, step: int, kind: str) -> None:
         if self.kept[param].step is None:
             return
@@ -76,7 +76,7 @@ class Parameters(Program):
         self.kept[param].step = step
 
     @has_states
-    @rule(param=a_param)
+    @event(param=a_param)
     def forget_state(self, param: int) -> None:
         self.optimizer.state.pop(self.params[param], None)
         self.kept[param].states, self.kept[param].step = {}, None

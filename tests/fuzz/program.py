@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
 from tests.fuzz.judge import compare
 from tests.fuzz.options import Family, Group, groups, lr_of
 from tests.fuzz.reference import STATES, Member, expected_step
-from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, gradient, laid_out, plain, values
+from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, laid_out, plain, values
 
 START = {"lr": 0.05, "weight_decay": 0.1}
 MOST_GROUPS = 3
@@ -42,6 +42,26 @@ groups_of = functools.cache(groups)
 a_group_to_add = st.runner().flatmap(lambda program: groups_of(program.family))
 a_param = st.runner().flatmap(lambda program: st.sampled_from(range(len(program.kept))))
 a_group = st.runner().flatmap(lambda program: st.sampled_from(range(len(program.options))))
+
+
+# how the gradients of a step come about: those that are there already, or new ones for every parameter
+some_steps = st.lists(st.sampled_from(["the same", *VIEWS]), max_size=2)
+
+
+def event(**arguments: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A rule after which steps may be taken: so an event is seldom undone by the next before any step has seen it."""
+
+    def wrap(happen: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(happen)
+        def run(self: Program, then: list[str], **given: Any) -> None:
+            happen(self, **given)
+            for gradients in then:
+                self.all_is_as_recorded()
+                self.train("as the parameter", gradients)
+
+        return rule(**arguments, then=some_steps)(run)
+
+    return wrap
 
 
 class Program(RuleBasedStateMachine):
@@ -75,22 +95,22 @@ class Program(RuleBasedStateMachine):
         self.params[param].grad = grad
         self.kept[param].grad = None if grad is None else plain(grad)
 
-    def set_plain_grads(self, layout: str = "as the parameter") -> None:
+    def set_all_grads(self, layout: str = "as the parameter", view: str = "plain") -> None:
         for k, param in enumerate(self.params):
-            self.set_grad(k, gradient(self.new_values(k), param, layout, "plain"))
+            self.set_grad(k, gradient(self.new_values(k), param, layout, view))
 
     # Groups
 
-    @initialize(group=a_group_to_add)
-    def start(self, group: Group) -> None:
-        self.optimizer = self.family.make([self._made(group)], **START)
-        self._record(group)
+    @initialize(groups=st.lists(a_group_to_add, min_size=1, max_size=MOST_GROUPS))
+    def start(self, groups: list[Group]) -> None:
+        self.optimizer = self.family.make([self._made(group) for group in groups], **START)
+        self._record_groups()
 
     @precondition(lambda self: len(self.options) < MOST_GROUPS)
-    @rule(group=a_group_to_add)
+    @event(group=a_group_to_add)
     def add_group(self, group: Group) -> None:
         self.optimizer.add_param_group(self._made(group))
-        self._record(group)
+        self._record_groups()
 
     def _made(self, group: Group) -> dict[str, Any]:
         dtype, state_dtype = (DTYPES.get(name or "") for name in group.dtypes)
@@ -103,26 +123,25 @@ class Program(RuleBasedStateMachine):
             options["ema_dtype"] = state_dtype
         return {"params": params, **options}
 
-    def _record(self, group: Group) -> None:
-        made = self.optimizer.param_groups[-1]
-        self.options.append({k: v for k, v in {**self.optimizer.defaults, **made}.items() if k != "params"})
-        self.options[-1]["lr"] = START["lr"]
-        self.kept += [Kept(plain(p), len(self.options) - 1) for p in made["params"]]
+    def _record_groups(self) -> None:
+        """Those that are new."""
+        for k, made in enumerate(self.optimizer.param_groups[len(self.options) :], len(self.options)):
+            options = {name: value for name, value in made.items() if name != "params"}
+            self.options.append({**self.optimizer.defaults, **options, "lr": START["lr"]})
+            self.kept += [Kept(plain(p), k) for p in made["params"]]
 
     # Steps
 
-    @rule(layout=st.sampled_from(GRADIENT_LAYOUTS))
-    def train(self, layout: str) -> None:
-        """A step as most are: every parameter has a new gradient."""
-        self.set_plain_grads(layout)
+    @event(layout=st.sampled_from(GRADIENT_LAYOUTS), gradients=st.sampled_from(["the same", *VIEWS]))
+    def step(self, layout: str, gradients: str) -> None:
+        self.train(layout, gradients)
+
+    def train(self, layout: str, gradients: str) -> None:
+        if gradients != "the same":
+            self.set_all_grads(layout, gradients)
         self.take_step(self.optimizer.step)
 
-    @rule()
-    def step(self) -> None:
-        """With the gradients that are there, if any."""
-        self.take_step(self.optimizer.step)
-
-    @rule()
+    @event()
     def step_with_a_closure(self) -> None:
         def closure() -> float:
             assert torch.is_grad_enabled()
@@ -131,10 +150,10 @@ class Program(RuleBasedStateMachine):
         def run() -> None:
             assert self.optimizer.step(closure) == 0.25
 
-        self.set_plain_grads()
+        self.set_all_grads()
         self.take_step(run)
 
-    @rule(scale=st.sampled_from([1.0, 4.0]), found_inf=st.booleans())
+    @event(scale=st.sampled_from([1.0, 4.0]), found_inf=st.booleans())
     def step_under_a_grad_scaler(self, scale: float, found_inf: bool) -> None:
         """As torch.amp.GradScaler asks an optimizer that unscales by itself. Powers of two round nothing."""
         self.optimizer.grad_scale, self.optimizer.found_inf = torch.tensor(scale), torch.tensor(float(found_inf))
@@ -144,7 +163,7 @@ class Program(RuleBasedStateMachine):
             del self.optimizer.grad_scale, self.optimizer.found_inf
 
     @precondition(lambda self: all(kept.step is not None for kept in self.kept))
-    @rule()
+    @event()
     def step_in_inference_mode(self) -> None:
         """Where all states are there: a state made in this mode could not be updated outside of it, as in torch."""
         with torch.inference_mode():
@@ -213,7 +232,11 @@ class Program(RuleBasedStateMachine):
 
     # What must hold after every event
 
-    @invariant()
+    def check_invariants(self, *_: Any, **__: Any) -> None:
+        """Called by Hypothesis after every rule. An ``@invariant`` would be a line of the printed program each time."""
+        if self.optimizer is not None:
+            self.all_is_as_recorded()
+
     def all_is_as_recorded(self) -> None:
         params = self.params
         assert len(params) == len(self.kept)
@@ -235,9 +258,9 @@ class Program(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever the last event did, two more steps are taken."""
         if sys.exc_info()[0] is None and self.optimizer is not None:
-            self.step()
-            self.train("as the parameter")
-            self.all_is_as_recorded()
+            for gradients in ("the same", "plain"):
+                self.train("as the parameter", gradients)
+                self.all_is_as_recorded()
 
 
 def assert_same(got: Tensor, expected: Tensor, label: str) -> None:
