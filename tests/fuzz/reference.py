@@ -87,6 +87,11 @@ def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
         member, param=torch.zeros_like(param), grad=grad, states=states, options={**member.options, "weight_decay": 0.0}
     )
     update = 2 * STEPS[name](alone, {})["param"].abs()
+    if (
+        penalty
+    ):  # where it cancels the gradient, their rounding is much of what is left, and the update is divided by it
+        left = (member.grad + decay * member.param).abs()
+        update = update * (grad / left.clamp_min(torch.finfo(left.dtype).tiny)).clamp_min(1.0)
     if name == "AdamP" and param.dim() > 1:  # a projection mixes the elements of a row
         rows = tuple(range(param.dim()))
         update, param = (t.amax(rows, keepdim=True).expand_as(param) for t in (update, param))
