@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
-from tests.fuzz.program import Program, a_param, event
+from tests.fuzz.program import Program, a_group, a_param, event
 from tests.fuzz.tensors import DTYPES, LAYOUTS, laid_out, plain
 
 a_layout = st.sampled_from(LAYOUTS)
@@ -42,6 +42,13 @@ class Parameters(Program):
                 param.data = param.data.to(DTYPES[dtype])
                 self.kept[k].value = plain(param)
 
+    @event(group=a_group)
+    def reverse_parameters(self, group: int) -> None:
+        """Of a group, in place. Their states stay theirs."""
+        self.optimizer.param_groups[group]["params"].reverse()
+        mine = [k for k, kept in enumerate(self.kept) if kept.group == group]
+        self.kept[mine[0] : mine[-1] + 1] = reversed(self.kept[mine[0] : mine[-1] + 1])
+
     @event(param=a_param, on=st.booleans())
     def require_grad(self, param: int, on: bool) -> None:
         self.params[param].requires_grad_(on)
@@ -74,6 +81,14 @@ class Parameters(Program):
         else:
             state["step"] = step if kind == "number" else torch.tensor(float(step))
         self.kept[param].step = step
+
+    @has_states
+    @event(param=a_param)
+    def move_state_to_the_end(self, param: int) -> None:
+        """Of the dict of states, as a dict of its own."""
+        state = self.optimizer.state.pop(self.params[param], None)
+        if state is not None:
+            self.optimizer.state[self.params[param]] = dict(state)
 
     @has_states
     @event(param=a_param)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fusedadam.layout import overlaps
 
 # no dimension, no element, one element, dimensions of size 1, odd sizes, more than one block of a kernel
-SHAPES = ((1,), (5,), (), (0,), (3, 0), (4, 3), (1, 7), (2, 3, 2, 2), (3, 1, 2, 1), (37,), (1030,))
+SHAPES = ((1,), (5,), (), (0,), (3, 0), (4, 3), (3, 3), (1, 7), (2, 3, 2, 2), (3, 1, 2, 1), (37,), (1030,))
 LAYOUTS = ("contiguous", "transposed", "channels_last", "gaps", "offset")
 GRADIENT_LAYOUTS = ("as the parameter", *LAYOUTS, "expanded")
 VIEWS = ("plain", "negative", "imaginary part of a conjugate", "real part")

@@ -1,4 +1,4 @@
-"""Random programs against the references: the same ones each time, for about a minute and a half in all."""
+"""Random programs against the references: the same ones each time, for about a minute in all, and two where kernels are yet to compile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.machine import fuzz, machine
 from tests.fuzz.options import FAMILIES
 
-EXAMPLES = 100
+EXAMPLES = 70
 
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
