@@ -1,4 +1,4 @@
-"""Runs random programs, other ones each time, until so many minutes are over: ``python -m tests.fuzz 60``.
+"""Runs random programs with new seeds for some minutes: ``python -m tests.fuzz 60``.
 
 The first program that fails is shortened, printed, and ends the run.
 """
@@ -19,7 +19,7 @@ EXAMPLES = 200  # of one optimizer at a time
 
 def main(minutes: float) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    settings.register_profile("long", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    settings.register_profile("long", deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("long")
     begin, programs = time.monotonic(), 0
     while time.monotonic() < begin + 60 * minutes:

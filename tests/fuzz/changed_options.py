@@ -67,11 +67,11 @@ class ChangedOptions(Program):
         if optimizer is self.optimizer and len(scheduler.base_lrs) == len(self.options):
             scheduler.step()
             self._read_scheduled()
-        else:  # of an optimizer that has been replaced since, or of fewer groups
+        else:  # the optimizer has been replaced, or has got more groups
             self.scheduler = None
 
     def _read_scheduled(self) -> None:
-        """The schedulers are torch's: whatever they have set is right."""
+        """The schedulers are torch's own, so the record takes their values as they are."""
         for options, group in zip(self.options, self.optimizer.param_groups, strict=True):
             options["lr"] = float(group["lr"])
             options.update({name: group[name] for name in ("betas",) if name in group})

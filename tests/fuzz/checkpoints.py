@@ -39,7 +39,7 @@ class Checkpoints(Program):
 
     @event(saved=st.booleans())
     def resume_with_a_new_optimizer(self, saved: bool) -> None:
-        """And parameters of its own, as a program that is started again."""
+        """With new parameters, as after a restart."""
         state_dict = copy.deepcopy(self.optimizer.state_dict())
         groups = []
         for group in self.optimizer.param_groups:
@@ -52,9 +52,9 @@ class Checkpoints(Program):
     @precondition(lambda self: self.family.name in OTHERS)
     @event(saved=st.booleans())
     def load_by_way_of_another_package(self, saved: bool) -> None:
-        """Which casts states to the dtype of their parameter, and knows nothing of our options, but keeps them."""
+        """torch and adamp cast states to the parameter's dtype, and carry options along that they do not know."""
         if any(self.is_compiled(k) and self._has_wider_states(k) for k in range(len(self.kept))):
-            return  # Numba would compile kernels for what comes back, for the sake of this event alone
+            return  # the states come back in another dtype, and Numba would compile kernels for this event alone
         groups = [{"params": [p.detach().clone() for p in group["params"]]} for group in self.optimizer.param_groups]
         other = OTHERS[self.family.name](groups)
         other.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
@@ -78,7 +78,7 @@ class Checkpoints(Program):
         self._take_over_gradients()
 
     def _take_over_gradients(self) -> None:
-        """Copies of parameters may come with their gradients or without, as torch likes."""
+        """torch decides whether a copied parameter keeps its gradient."""
         for kept, param in zip(self.kept, self.params, strict=True):
             kept.grad = None if param.grad is None else plain(param.grad)
 

@@ -1,4 +1,4 @@
-"""What is refused or interrupted changes nothing, and the next step is as if it had never been tried."""
+"""Refused and interrupted steps change nothing, and do not affect the next one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def interrupt(*_: object) -> None:
 class Failures(Program):
     @event(group=a_group, option=a_refused_option)
     def set_option_that_is_refused(self, group: int, option: Change) -> None:
-        """By the next step, with an error that names it."""
+        """The next step must raise an error that names the option."""
         name, value = option
         options = self.optimizer.param_groups[group]
         self.set_all_grads()

@@ -1,4 +1,4 @@
-"""Where gradients come from: other tensors, views, backward passes, and nowhere."""
+"""Gradients: assigned in any layout, views, computed by autograd, changed in place, shared, or missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gradients(Program):
     @precondition(lambda self: any(not self.is_compiled(k) for k in range(len(self.kept))))
     @event(dtype=st.sampled_from(sorted(DTYPES)))
     def set_gradients_of_another_dtype(self, dtype: str) -> None:
-        """torch allows that where ``grad_dtype`` says so."""
+        """torch allows this where ``grad_dtype`` is None."""
         for k, param in enumerate(self.params):
             if not self.is_compiled(k):
                 param.grad = None
@@ -37,13 +37,13 @@ class Gradients(Program):
 
     @event(param=a_param)
     def free_gradient_and_set_another(self, param: int) -> None:
-        """The new one is often found in the same memory."""
+        """The new one often gets the same memory."""
         self.set_grad(param, None)
         self.set_grad(param, self.new_values(param))
 
     @event(param=a_param)
     def share_a_gradient(self, param: int) -> None:
-        """With every other parameter that it fits: gradients are read, so they may."""
+        """With all parameters of the same shape and dtype: gradients are only read, so this is allowed."""
         grad = self.new_values(param)
         for k, kept in enumerate(self.kept):
             if kept.value.shape == grad.shape and kept.value.dtype == grad.dtype:
@@ -73,7 +73,7 @@ class Gradients(Program):
 
     @event(kind=st.sampled_from(["product", "sum", "complex"]))
     def backward(self, kind: str) -> None:
-        """Gradients are added to those that are there, in the layout that autograd likes."""
+        """Autograd adds to the present gradients, and chooses the layout of new ones."""
         self._drop_expanded_gradients()
         losses = [self._loss(k, p, kind) for k, p in enumerate(self.params) if p.requires_grad]
         for loss in losses:
@@ -90,7 +90,7 @@ class Gradients(Program):
 
     @event(max_norm=st.sampled_from([0.3, 1e6]), norm_type=st.sampled_from([2.0, torch.inf]))
     def clip_gradients(self, max_norm: float, norm_type: float) -> None:
-        """Those of two dtypes alone: this function has no backend that compiles nothing."""
+        """Only in two dtypes: this function always uses Numba, which compiles kernels for each."""
         self._drop_expanded_gradients()
         self._give_shared_gradients_memory_of_their_own()
         chosen = [k for k, p in enumerate(self.params) if p.grad is not None and p.grad.dtype in CLIPPED_DTYPES]
@@ -109,7 +109,7 @@ class Gradients(Program):
             kept.grad = None if param.grad is None else plain(param.grad)
 
     def _drop_expanded_gradients(self) -> None:
-        """torch itself cannot write them."""
+        """torch cannot write to them either."""
         for k, param in enumerate(self.params):
             if param.grad is not None and is_expanded(param.grad):
                 self.set_grad(k, None)

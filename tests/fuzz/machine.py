@@ -15,7 +15,7 @@ from tests.fuzz.gradients import Gradients
 from tests.fuzz.options import FAMILIES
 from tests.fuzz.parameters import Parameters
 
-# without an explanation of failures: it traces every line, and makes shortening ten times as slow
+# No explain phase: it traces every line, which makes shrinking many times slower
 PHASES = [phase for phase in Phase if phase != Phase.explain]
 EVENTS = 12  # of one program, at most
 
@@ -24,7 +24,7 @@ class Fuzzer(Gradients, Parameters, ChangedOptions, Checkpoints, Failures):
     """A program of random events; ``family`` says of which optimizer."""
 
 
-# Events that run into a known defect, and which: take a line out to have it found again
+# Events that are left out because of a known defect; remove the line once it is fixed
 KNOWN_DEFECTS = {
     "step_in_inference_mode": "a plan that is made in inference mode has buffers that no later step may write (eager)",
 }
@@ -37,6 +37,6 @@ def machine(name: str, without: Iterable[str] = KNOWN_DEFECTS) -> type[Fuzzer]:
 
 
 def fuzz(program: type[Fuzzer], examples: int, **more: Any) -> None:
-    """Runs so many programs; one that fails is shortened, and raised with its text."""
+    """Runs this many programs; a failing one is shrunk, and raised together with its text."""
     more = {"phases": PHASES, **more}
     run_state_machine_as_test(program, settings=settings(max_examples=examples, stateful_step_count=EVENTS, **more))

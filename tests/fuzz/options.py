@@ -1,7 +1,7 @@
 """The optimizers, the options that they may be given or changed to, and those that must be refused.
 
-Kernels are compiled for each row of flags and each mix of dtypes. So on Numba both come from short lists, which hold
-every flag; the eager backend, which compiles nothing, has all combinations.
+Numba compiles kernels for each combination of flags and dtypes, so there both come from short lists in which every flag
+occurs. The eager backend compiles nothing, and gets all combinations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a program must leave behind, and the steps that it takes.
+"""The state of a program, and the steps that it takes.
 
-Beside the optimizer stands a record of what every parameter, state, gradient and option must be. Events change both;
-a step changes the optimizer, is judged against the reference, and is then taken over into the record. Whatever else an
-event changed by mistake differs from the record afterwards.
+The program keeps a record of what every parameter, state, gradient and option must be. An event changes the optimizer
+and the record. A step is compared with the reference, and its results are then copied into the record. After every
+event the optimizer must equal the record to the bit, so anything changed by mistake is found at once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ a_param = st.runner().flatmap(lambda program: st.sampled_from(range(len(program.
 a_group = st.runner().flatmap(lambda program: st.sampled_from(range(len(program.options))))
 
 
-# how the gradients of a step come about: those that are there already, or new ones for every parameter
+# the gradients of a step: the present ones, or new ones for every parameter
 some_steps = st.lists(st.sampled_from(["the same", *VIEWS]), max_size=2)
 
 
 def event(**arguments: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A rule after which steps may be taken: so an event is seldom undone by the next before any step has seen it."""
+    """A rule that may take steps afterwards: otherwise most events would be overwritten before a step sees them."""
 
     def wrap(happen: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(happen)
@@ -74,7 +74,7 @@ class Program(RuleBasedStateMachine):
         self.options: list[dict[str, Any]] = []  # of each group
         self.drawn = 0
 
-    # What it is about
+    # Parameters and gradients
 
     @property
     def params(self) -> list[Tensor]:
@@ -87,7 +87,7 @@ class Program(RuleBasedStateMachine):
         return self.new_values_like(self.kept[param].value, dtype)
 
     def new_values_like(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Others each time, and the same whenever the program is run again."""
+        """Different on every call, and the same when the program is run again."""
         self.drawn += 1
         return values(tuple(like.shape), dtype or like.dtype, self.drawn)
 
@@ -124,7 +124,7 @@ class Program(RuleBasedStateMachine):
         return {"params": params, **options}
 
     def _record_groups(self) -> None:
-        """Those that are new."""
+        """Adds the optimizer's new groups to the record."""
         for k, made in enumerate(self.optimizer.param_groups[len(self.options) :], len(self.options)):
             options = {name: value for name, value in made.items() if name != "params"}
             self.options.append({**self.optimizer.defaults, **options, "lr": START["lr"]})
@@ -165,7 +165,7 @@ class Program(RuleBasedStateMachine):
     @precondition(lambda self: all(kept.step is not None for kept in self.kept))
     @event()
     def step_in_inference_mode(self) -> None:
-        """Where all states are there: a state made in this mode could not be updated outside of it, as in torch."""
+        """Only once all states exist: as in torch, a state created in this mode cannot be updated outside of it."""
         with torch.inference_mode():
             self.take_step(self.optimizer.step)
 
@@ -178,7 +178,7 @@ class Program(RuleBasedStateMachine):
         versions = [p._version for p in params]
         run()
         if is_skipped:
-            return  # everything is as in the record, or the invariant says what is not
+            return  # nothing may have changed: the comparison with the record shows it
         self._judge(taking_part, members)
         for k, param in enumerate(params):
             assert (param._version > versions[k]) == (k in taking_part), f"version of parameter {k}"
@@ -256,7 +256,7 @@ class Program(RuleBasedStateMachine):
             assert now == options, f"options of group {k}"
 
     def teardown(self) -> None:
-        """Whatever the last event did, two more steps are taken."""
+        """Takes two more steps, so that the last event is followed by one, too."""
         if sys.exc_info()[0] is None and self.optimizer is not None:
             for gradients in ("the same", "plain"):
                 self.train("as the parameter", gradients)

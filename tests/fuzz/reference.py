@@ -1,7 +1,7 @@
-"""One step in float64, by torch.optim, by the adamp package or by hand: never by code of ours.
+"""One step in float64, by torch.optim, by the adamp package or by hand: no code is shared with the optimizers.
 
-The reference has no memory. It is given what was stored before, so that differences of rounding do not add up, and
-what each optimizer should have made of that is known to the last bits of the storage.
+The reference keeps nothing from step to step. It starts from what was stored before the step, so rounding errors do not
+add up, and its result can be compared to the last bit or two.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def laid_out(source: Tensor, layout: str) -> Tensor:
 
 
 def gradient(source: Tensor, param: Tensor, layout: str, view: str) -> Tensor:
-    """A gradient for ``param`` with the values of ``source``."""
+    """A gradient for ``param`` with the values of ``source``; bfloat16 and float16 have no complex views."""
 
     def placed(tensor: Tensor) -> Tensor:
         if layout == "as the parameter":
@@ -52,7 +52,9 @@ def gradient(source: Tensor, param: Tensor, layout: str, view: str) -> Tensor:
         return placed(torch.complex(source, source)).real
     if view == "imaginary part of a conjugate" and has_complex:
         return placed(torch.complex(source, -source)).conj().imag
-    return placed(source) if view == "plain" else torch._neg_view(placed(-source))
+    if view in ("plain", "real part"):
+        return placed(source)
+    return torch._neg_view(placed(-source))
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Random programs against the references: the same ones each time, for about a minute in all, and two where kernels are yet to compile."""
+"""Random programs against the references, the same ones each time.
+
+About a minute in all; two minutes where the kernels are not in the cache yet.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The fence holds: the fuzzer, with few programs, finds each of these defects that are put into the optimizers.
+"""Tests the fuzzer itself: with a fixed seed and few programs it must find each defect that is planted here.
 
-The programs are always the same ones, fewer than in test_fuzz.py. Whoever moves the code that is broken here finds the
-place to adapt in the one function that breaks it.
+Each function below plants one defect. If the code that it patches moves, only that function has to be adapted.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ WRONG_STEP = r"of parameter \d+ in step \d+: element"
 
 
 def blind_to_the_negative_bit(monkeypatch):
-    """The look at tensors between steps, in Python and without the bit (the compiled one is switched off)."""
+    """Compares tensors between steps in Python, ignoring the bit, and switches the compiled loop off."""
     sees = inspect.getsource(snapshot._plain_look)
     blind = sees.replace(", here.is_neg()", "")
-    assert blind != sees, "_plain_look says otherwise that it looks at the bit: adapt this"
+    assert blind != sees, "_plain_look no longer reads here.is_neg(): adapt this replacement"
     space = dict(vars(snapshot))
     exec(f"from __future__ import annotations\n{blind}", space)
     monkeypatch.setattr(snapshot, "_plain_look", space["_plain_look"])
@@ -34,7 +33,7 @@ def blind_to_the_negative_bit(monkeypatch):
 
 
 def changed_options_are_not_checked(monkeypatch):
-    # raising=False: as long as there is no such check, nothing has to be switched off
+    # raising=False: without such a method there is no check to switch off
     monkeypatch.setattr(FusedOptimizer, "_check_changed", lambda *_, **__: None, raising=False)
 
 
@@ -44,7 +43,7 @@ def bias_correction_is_one_step_ahead(monkeypatch):
 
 
 def around_each_step(monkeypatch, before, after):
-    """``before(optimizer)`` is called ahead of the step, and ``after(optimizer, what it returned)`` behind it."""
+    """Calls ``before(optimizer)`` ahead of every step, and ``after(optimizer, its result)`` behind it."""
     step = FusedOptimizer._step
 
     def _step(self):
