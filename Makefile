@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all fuzz lint bench docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m fusedadam demo
@@ -17,6 +17,11 @@ test: lint
 
 test-all: lint
 	$(PYTEST) --hypothesis-profile=default
+
+# Random programs beside torch.optim, other ones in each run; prints the shortest program that fails.
+MINUTES ?= 60
+fuzz: $(VENV)/ready
+	OMP_WAIT_POLICY=passive $(RUN) -m tests.fuzz $(MINUTES)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,171 @@
+"""One step in float64, by torch.optim, by the adamp package or by hand: no code is shared with the optimizers.
+
+The reference keeps nothing from step to step. It starts from what was stored before the step, so rounding errors do not
+add up, and its result can be compared to the last bit or two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import adamp
+import torch
+from torch import Tensor
+
+from fusedadam.storage import compute_dtype
+from tests.fuzz.judge import Expected, coarsest
+from tests.meaning.by_hand import AdamPByHand, BertAdamByHand, EmaAdamByHand, norm_by_hand
+
+States = Mapping[str, Tensor]
+STATES = {
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "EmaAdamW": ("exp_avg", "exp_avg_sq", "ema_params"),
+    "AdamP": ("exp_avg", "exp_avg_sq"),
+    "BertAdam": ("exp_avg", "exp_avg_sq"),
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter that takes part in a step, as it is before: all tensors in float64."""
+
+    param: Tensor
+    grad: Tensor
+    states: States
+    done: int  # steps that were taken before
+    options: Mapping[str, Any]
+    dtype: torch.dtype  # that the parameter is stored in
+    norm_of: Any  # those that have the same are clipped by one norm; None: it is not clipped
+
+
+def expected_step(name: str, members: Sequence[Member], after: Sequence[States]) -> list[dict[str, Expected]]:
+    """``after``: what the optimizer has stored; rules that sum go on with moments as they are stored."""
+    step = STEPS[name]
+    results = []
+    for original, member, stored in zip(members, clipped(members), after, strict=True):
+        new = step(member, stored) if member.param.numel() else _roles(member)
+        compute = coarsest(m.dtype for m in members if m is original or m.norm_of == member.norm_of is not None)
+        results.append({role: Expected(v, _size(name, member, role, v), compute) for role, v in new.items()})
+    return results
+
+
+def clipped(members: Sequence[Member]) -> list[Member]:
+    """With gradients as they enter the update: scaled down, and negated where the optimizer is to maximize."""
+    results = []
+    for member in members:
+        grad, limit = member.grad, member.options["max_grad_norm"]
+        if member.norm_of is not None:
+            norm = norm_by_hand([m.grad for m in members if m.norm_of == member.norm_of])
+            grad = grad * min(1.0, limit / (norm + 1e-6))
+        results.append(replace(member, grad=-grad if member.options.get("maximize") else grad))
+    return results
+
+
+def _roles(member: Member) -> dict[str, Tensor]:
+    return {"param": member.param, **member.states}
+
+
+def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
+    """The number whose ulps an error is measured in: the largest term that went into the value."""
+    if not value.numel():
+        return value
+    param, decay = member.param.abs(), member.options["weight_decay"]
+    penalty = name == "Adam" or not member.options.get("decoupled", True)
+    grad = member.grad.abs() + (decay * param if penalty else 0.0)
+    size = torch.maximum(_roles(member)[role].abs(), value.abs())
+    if role in ("exp_avg_sq", "max_exp_avg_sq"):
+        return torch.maximum(size, grad * grad)
+    if role == "exp_avg":
+        return torch.maximum(size, grad)
+    # how large the update would be if first moment and gradient did not cancel
+    states = {**member.states, "exp_avg": member.states["exp_avg"].abs()}
+    alone = replace(
+        member, param=torch.zeros_like(param), grad=grad, states=states, options={**member.options, "weight_decay": 0.0}
+    )
+    update = 2 * STEPS[name](alone, {})["param"].abs()
+    if (
+        penalty
+    ):  # where it cancels the gradient, their rounding is much of what is left, and the update is divided by it
+        left = (member.grad + decay * member.param).abs()
+        update = update * (grad / left.clamp_min(torch.finfo(left.dtype).tiny)).clamp_min(1.0)
+    if name == "AdamP" and param.dim() > 1:  # a projection mixes the elements of a row
+        rows = tuple(range(param.dim()))
+        update, param = (t.amax(rows, keepdim=True).expand_as(param) for t in (update, param))
+    return torch.maximum(torch.maximum(size, param), update)
+
+
+def _torch_step(make: Callable[..., torch.optim.Optimizer], member: Member, _: States) -> dict[str, Tensor]:
+    options, param = member.options, torch.nn.Parameter(member.param.clone())
+    names = ("lr", "betas", "eps", "weight_decay")
+    amsgrad = bool(options.get("amsgrad"))
+    optimizer = make([param], **{name: options[name] for name in names}, amsgrad=amsgrad, foreach=False)
+    optimizer.state[param] = {name: value.clone() for name, value in member.states.items() if name != "ema_params"}
+    optimizer.state[param]["step"] = torch.tensor(float(member.done))
+    param.grad = member.grad.clone()
+    optimizer.step()
+    state = {name: value for name, value in optimizer.state[param].items() if name != "step"}
+    return {"param": param.detach(), **state}
+
+
+def _ema_step(member: Member, stored: States) -> dict[str, Tensor]:
+    """torch.optim.AdamW (or Adam) and an average by hand; all by hand where torch has no such option."""
+    options = member.options
+    if options["bias_correction"]:
+        make = torch.optim.AdamW if options["decoupled"] else torch.optim.Adam
+        new = _torch_step(make, member, stored)
+        step = member.done + 1
+        decay = options["ema_decay"]
+        decay = min(decay, (1 + step) / (10 + step)) if options["ema_warmup"] else decay
+        return {**new, "ema_params": decay * member.states["ema_params"] + (1 - decay) * new["param"]}
+    names = ("lr", "betas", "eps", "weight_decay", "ema_decay", "bias_correction")
+    by_hand = EmaAdamByHand(
+        member.param,
+        **{name: options[name] for name in names},
+        mode=int(options["decoupled"]),
+        warmup=options["ema_warmup"],
+    )
+    by_hand.s = member.states["ema_params"]
+    return {**_by_hand(by_hand, member), "ema_params": by_hand.s}
+
+
+def _adamp_step(member: Member, stored: States) -> dict[str, Tensor]:
+    """The authors' package; by hand where the moments are stored in fewer bits than it calculates with."""
+    names = ("lr", "betas", "eps", "weight_decay", "delta", "wd_ratio", "nesterov")
+    options = {name: member.options[name] for name in names}
+    compute = torch.finfo(compute_dtype(member.dtype)).eps
+    if member.param.dim() > 1 and any(torch.finfo(value.dtype).eps > compute for value in stored.values()):
+        by_hand = AdamPByHand(member.param, **options)
+        by_hand.as_stored = tuple(stored[name].double() for name in ("exp_avg", "exp_avg_sq"))
+        return _by_hand(by_hand, member)
+    param = torch.nn.Parameter(member.param.clone())
+    optimizer = adamp.AdamP([param], **options)
+    optimizer.state[param] = {name: value.clone() for name, value in member.states.items()}
+    optimizer.state[param]["step"] = member.done
+    param.grad = member.grad.clone()
+    optimizer.step()
+    return {"param": param.detach(), **{name: optimizer.state[param][name] for name in member.states}}
+
+
+def _bert_step(member: Member, _: States) -> dict[str, Tensor]:
+    names = ("lr", "warmup", "t_total", "schedule", "b1", "b2", "e", "weight_decay")
+    options = {name: member.options[name] for name in names}
+    return _by_hand(BertAdamByHand(member.param, **options, max_grad_norm=None), member)
+
+
+def _by_hand(rule: Any, member: Member) -> dict[str, Tensor]:
+    rule.m, rule.v, rule.t = member.states["exp_avg"], member.states["exp_avg_sq"], member.done
+    rule.step(member.grad)
+    return {"param": rule.p, "exp_avg": rule.m, "exp_avg_sq": rule.v}
+
+
+STEPS: dict[str, Callable[[Member, States], dict[str, Tensor]]] = {
+    "AdamW": functools.partial(_torch_step, torch.optim.AdamW),
+    "Adam": functools.partial(_torch_step, torch.optim.Adam),
+    "EmaAdamW": _ema_step,
+    "AdamP": _adamp_step,
+    "BertAdam": _bert_step,
+}

@@ -1,0 +1,18 @@
+"""Random programs against the references, the same ones each time.
+
+About a minute in all; two minutes where the kernels are not in the cache yet.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.machine import fuzz, machine
+from tests.fuzz.options import FAMILIES
+
+EXAMPLES = 70
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+def test_random_programs(name):
+    fuzz(machine(name), EXAMPLES)

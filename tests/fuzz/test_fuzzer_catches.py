@@ -1,0 +1,119 @@
+"""Tests the fuzzer itself: with a fixed seed and few programs it must find each defect that is planted here.
+
+Each function below plants one defect. If the code that it patches moves, only that function has to be adapted.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import Phase
+
+from fusedadam import plan, snapshot
+from fusedadam.optimizer import FusedOptimizer
+from fusedadam.plan import Plan
+from tests.fuzz.machine import fuzz, machine
+
+EXAMPLES = 60
+WRONG_STEP = r"of parameter \d+ in step \d+: element"
+
+
+def blind_to_the_negative_bit(monkeypatch):
+    """Compares tensors between steps in Python, ignoring the bit, and switches the compiled loop off."""
+    sees = inspect.getsource(snapshot._plain_look)
+    blind = sees.replace(", here.is_neg()", "")
+    assert blind != sees, "_plain_look no longer reads here.is_neg(): adapt this replacement"
+    space = dict(vars(snapshot))
+    exec(f"from __future__ import annotations\n{blind}", space)
+    monkeypatch.setattr(snapshot, "_plain_look", space["_plain_look"])
+    for module in (snapshot, plan):
+        monkeypatch.setattr(module, "prepare_loop", lambda: None)
+
+
+def changed_options_are_not_checked(monkeypatch):
+    # raising=False: without such a method there is no check to switch off
+    monkeypatch.setattr(FusedOptimizer, "_check_changed", lambda *_, **__: None, raising=False)
+
+
+def bias_correction_is_one_step_ahead(monkeypatch):
+    scalars = Plan._scalars
+    monkeypatch.setattr(Plan, "_scalars", lambda self, step, options: scalars(self, step + 1, options))
+
+
+def around_each_step(monkeypatch, before, after):
+    """Calls ``before(optimizer)`` ahead of every step, and ``after(optimizer, its result)`` behind it."""
+    step = FusedOptimizer._step
+
+    def _step(self):
+        seen = before(self)
+        step(self)
+        after(self, seen)
+
+    monkeypatch.setattr(FusedOptimizer, "_step", _step)
+
+
+def the_last_element_is_skipped(monkeypatch):
+    """Of parameters with a tail: more than one vector of elements, and not a whole number of them."""
+
+    def last(optimizer):
+        return [(p, p.detach()[-1].clone()) for p in optimizer._params() if p.dim() == 1 and len(p) > 16 and len(p) % 8]
+
+    def restore(_, elements):
+        for param, value in elements:
+            param.data[-1] = value
+
+    around_each_step(monkeypatch, last, restore)
+
+
+def gradients_are_written(monkeypatch):
+    def scale(optimizer, _):
+        for param in optimizer._params():
+            if param.grad is not None:
+                param.grad = param.grad * 0.5
+
+    around_each_step(monkeypatch, lambda _: None, scale)
+
+
+def versions_are_not_counted(monkeypatch):
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", lambda _: None)
+
+
+def parameters_without_gradient_are_counted(monkeypatch):
+    def count(optimizer, _):
+        for param in optimizer._params():
+            if param.grad is None and param in optimizer.state:
+                optimizer.state[param]["step"] += 1
+
+    around_each_step(monkeypatch, lambda _: None, count)
+
+
+def loading_forgets_the_counts(monkeypatch):
+    load = FusedOptimizer.load_state_dict
+
+    def load_state_dict(self, state_dict):
+        load(self, state_dict)
+        for state in self.state.values():
+            state["step"] = torch.zeros(())
+
+    monkeypatch.setattr(FusedOptimizer, "load_state_dict", load_state_dict)
+
+
+DEFECTS = [
+    (blind_to_the_negative_bit, WRONG_STEP),
+    (changed_options_are_not_checked, "DID NOT RAISE|the error does not name"),
+    (bias_correction_is_one_step_ahead, WRONG_STEP),
+    (the_last_element_is_skipped, WRONG_STEP),
+    (gradients_are_written, "gradient of parameter"),
+    (versions_are_not_counted, "version of parameter"),
+    (parameters_without_gradient_are_counted, "step of parameter"),
+    (loading_forgets_the_counts, "step of parameter"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "message"), DEFECTS, ids=[one.__name__ for one, _ in DEFECTS])
+def test_the_fuzzer_finds(break_it, message, monkeypatch):
+    break_it(monkeypatch)
+    with pytest.raises(BaseException, match=message):  # pytest's own Failed is no Exception
+        fuzz(machine("AdamW"), EXAMPLES, phases=[Phase.generate], report_multiple_bugs=False, database=None)
