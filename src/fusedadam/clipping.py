@@ -17,6 +17,7 @@ from fusedadam.layout import has_memory
 from fusedadam.rule import Flag, Scalar, Special, Value, Values, rule
 from fusedadam.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.tensor_words import dispatch_keys
+from fusedadam.transfer import outside_inference_mode
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
@@ -181,7 +182,8 @@ def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str,
     checks.no_shared_memory(("grad that is clipped", grad) for grad in here)
     chosen = [backends.choose(grad.device, None) for grad in here]
     specials = [clip.special(flags)] * len(here)
-    launches = Launches(specials, roles, chosen, [0] * len(here), wholes=wholes, absent=absent)
+    with outside_inference_mode():
+        launches = Launches(specials, roles, chosen, [0] * len(here), wholes=wholes, absent=absent)
     if len(kept) >= RECENT:
         del kept[next(iter(kept))]
     kept[key] = launches

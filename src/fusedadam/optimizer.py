@@ -31,7 +31,7 @@ from fusedadam.rule import OWN_FLAGS, Rule, Special
 from fusedadam.shards import is_dtensor, local, with_local
 from fusedadam.snapshot import CHANGED, MOVED, Tensors
 from fusedadam.steps import StepCounts
-from fusedadam.transfer import capturing
+from fusedadam.transfer import capturing, outside_inference_mode
 
 if TYPE_CHECKING:
     from fusedadam.in_backward import InBackward
@@ -260,6 +260,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return only if type(only) is list else list(only)
         return [p for group in self.param_groups for p in group["params"]]
 
+    @outside_inference_mode()
     def _make_plan(self, params: list[Tensor], flags: list[Flags], on_device: bool) -> Plan:
         self._check_sums_are_whole()
         members, position = [], 0

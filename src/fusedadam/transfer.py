@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy.typing as npt
@@ -9,6 +11,13 @@ import torch
 from torch import Tensor
 
 _in_graphs: list[Tensor] = []
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """For tensors that are kept: what is made in inference mode can never be written to outside of it."""
+    with torch.inference_mode(False), torch.no_grad():  # leaving that mode switches gradients on
+        yield
 
 
 def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:

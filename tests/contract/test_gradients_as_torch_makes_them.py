@@ -179,3 +179,31 @@ def test_a_refused_first_step_leaves_everything_as_it_was():
         optimizer.step()
     params(optimizer)[1].grad = None
     assert_unchanged(optimizer, before)
+
+
+@EVERY
+@BACKENDS
+def test_a_step_in_inference_mode_leaves_nothing_behind_that_cannot_be_written(make, backend):
+    """Buffers made there were inference tensors: the next step outside failed, after it had been counted."""
+
+    def trained(inference):
+        optimizer = make(leaves(), backend=backend)
+        for step in range(4):
+            for p in params(optimizer):
+                p.grad = torch.full_like(p, step + 1.0)
+            with torch.inference_mode(inference and step in (0, 2)):
+                optimizer.step()
+        return optimizer
+
+    assert_same(trained(True), trained(False))
+    optimizer = trained(True)
+    assert not any(value.is_inference() for state in optimizer.state.values() for value in state.values())
+
+
+def test_clipping_in_inference_mode_and_then_outside():
+    param = torch.nn.Parameter(torch.zeros(2))
+    for inference in (True, False, True):
+        param.grad = torch.tensor([3.0, 4.0])
+        with torch.inference_mode(inference):
+            assert fusedadam.clip_grad_norm_([param], 1.0) == 5
+        torch.testing.assert_close(param.grad, torch.tensor([0.6, 0.8]))

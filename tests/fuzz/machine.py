@@ -25,9 +25,7 @@ class Fuzzer(Gradients, Parameters, ChangedOptions, Checkpoints, Failures):
 
 
 # Events that are left out because of a known defect; remove the line once it is fixed
-KNOWN_DEFECTS = {
-    "step_in_inference_mode": "a plan that is made in inference mode has buffers that no later step may write (eager)",
-}
+KNOWN_DEFECTS: dict[str, str] = {}
 
 
 def machine(name: str, without: Iterable[str] = KNOWN_DEFECTS) -> type[Fuzzer]:
