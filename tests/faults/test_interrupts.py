@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +36,7 @@ MAKERS = {
     "EmaAdamW": functools.partial(fusedadam.EmaAdamW, ema_decay=0.9, **OPTIONS),
     "AdamP clipped": functools.partial(fusedadam.AdamP, max_grad_norm=1.0, **OPTIONS),
 }
+ROOT = Path(__file__).parents[2]
 ONE_KERNEL = ("AdamW", "EmaAdamW")
 SHAPES = [(4, 6), (7,), (3, 2, 3), ()]
 MOST = 60  # points at which a step is interrupted, unless the tests are to be exhaustive
@@ -180,3 +185,13 @@ def check_nothing_is_kept(scene, at):
 def test_a_step_that_fails_keeps_no_gradients(name, situation, backend, most):
     scene, _ = scene_of(name, situation, backend)
     check_everywhere(functools.partial(check_nothing_is_kept, scene), points(scene().step, most))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("name", MAKERS)
+def test_real_signals(name):
+    """They come between any two instructions, and while kernels run."""
+    command = [sys.executable, "-m", "tests.faults.under_signals", name, "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20, "it was hardly ever interrupted"

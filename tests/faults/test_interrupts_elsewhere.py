@@ -16,7 +16,17 @@ import torch
 
 import fusedadam
 from fusedadam.functional import adamw_
-from tests.contract.common import Small, assert_same, batch, everything, leaves, params_of, set_grads, train
+from tests.contract.common import (
+    Small,
+    assert_same,
+    assert_unchanged,
+    batch,
+    everything,
+    leaves,
+    params_of,
+    set_grads,
+    train,
+)
 from tests.faults.consistency import assert_old_or_new, assert_same_values, reloaded, values
 from tests.faults.interrupting import check_everywhere, interrupted, points
 from tests.support import BF16, F32, F64
@@ -31,8 +41,12 @@ def in_another_thread(function):
     return results[0]
 
 
+FEW = pytest.mark.parametrize("most", [25, pytest.param(None, marks=pytest.mark.exhaustive)])
+
+
+@FEW
 @pytest.mark.parametrize("is_first", [True, False])
-def test_clipping(is_first):
+def test_clipping(is_first, most):
     def made():
         params = leaves(dtypes=(F32, F64))
         if is_first:
@@ -59,10 +73,12 @@ def test_clipping(is_first):
         for p, other in zip(params, others, strict=True):
             assert torch.equal(p.grad, other.grad), f"{where}: the next call"
 
-    check_everywhere(check, points(lambda: clip(made())))
+    params = made()
+    check_everywhere(check, points(lambda: clip(params), most))
 
 
-def test_an_operator():
+@FEW
+def test_an_operator(most):
     roles = ("param", "grad", "exp_avg", "exp_avg_sq")
 
     def made():
@@ -86,11 +102,13 @@ def test_an_operator():
         run(again)
         assert all(torch.equal(x, y) for r in roles for x, y in zip(again[r], new[r], strict=True)), where
 
-    check_everywhere(check, points(lambda: run(made()), 60))
+    tensors = made()
+    check_everywhere(check, points(lambda: run(tensors), most))
 
 
+@FEW
 @pytest.mark.parametrize("is_first", [True, False])
-def test_stepping_in_backward(is_first):
+def test_stepping_in_backward(is_first, most):
     make = functools.partial(fusedadam.AdamW, lr=1e-2, weight_decay=0.1)
 
     def made():
@@ -115,37 +133,32 @@ def test_stepping_in_backward(is_first):
         optimizer.zero_grad()
         optimizer.step()
         assert_same_values(values(optimizer), now, f"{where}: the end of the iteration has changed something")
-        other = reloaded(optimizer, make)
-        model(batch(2)).backward()
-        twin = Small()
-        twin.load_state_dict({name: p.detach().clone() for name, p in zip(twin.state_dict(), params_of(other))})
-        for p, q in zip(twin.parameters(), params_of(other), strict=True):
-            p.grad = None
-            q.grad = None
+        other, twin = reloaded(optimizer, make), Small()
+        twin.load_state_dict(model.state_dict())
         twin(batch(2)).backward()
-        for p, q in zip(twin.parameters(), params_of(other), strict=True):
-            q.grad = p.grad
+        for p, q in zip(params_of(other), twin.parameters(), strict=True):
+            p.grad = q.grad
+        model(batch(2)).backward()
         other.step()
         assert_same_values(values(optimizer), values(other), f"{where}: the next iteration")
 
     model, _ = made()
-    check_everywhere(check, points(model(batch(1)).backward, 60))
+    check_everywhere(check, points(model(batch(1)).backward, most))
 
 
 def same(optimizer, before):
     try:
-        assert_unchanged_(optimizer, before)
+        assert_unchanged(optimizer, before)
     except AssertionError:
         return False
     return True
 
 
-def assert_unchanged_(optimizer, before):
-    (now, groups), (held, options) = everything(optimizer), before
-    torch.testing.assert_close(now, held, rtol=0, atol=0, equal_nan=True)
-    assert groups == options
-
-
+@pytest.mark.xfail(
+    strict=True,
+    reason="torch has put the loaded states in place before ours set their dtypes (optimizer.__setstate__, keep_dtypes); "
+    "and hooks stay registered if the exception comes before `try:`, or inside `finally:`",
+)
 @pytest.mark.parametrize("kind", ["to a new optimizer", "to one that has stepped"])
 def test_loading_a_state_dict_is_all_or_nothing(kind):
     make = functools.partial(fusedadam.EmaAdamW, state_dtype=BF16)
@@ -173,9 +186,15 @@ def test_loading_a_state_dict_is_all_or_nothing(kind):
         assert not optimizer._optimizer_load_state_dict_pre_hooks, f"{where}: a hook is left"
         assert not optimizer._optimizer_load_state_dict_post_hooks, f"{where}: a hook is left"
 
-    check_everywhere(check, points(lambda: made().load_state_dict(saved)))
+    optimizer = made()
+    check_everywhere(check, points(lambda: optimizer.load_state_dict(saved)))
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="optimizer.add_param_group, between torch's and `try:`: the group stays, and is emptied of its defaults, since "
+    "it is the caller's dict, which _as_before_on_error puts back",
+)
 def test_adding_a_group_is_all_or_nothing():
     def made():
         optimizer = train(fusedadam.AdamW(leaves(), lr=0.1), 1)
@@ -201,6 +220,11 @@ def test_adding_a_group_is_all_or_nothing():
     check_everywhere(check, points(lambda: optimizer.add_param_group(group)))
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="ema_weights: an exception before `try:` leaves stepping refused for good, and one inside `finally:` leaves "
+    "averages in place of trained weights, of which no copy is kept",
+)
 def test_evaluating_the_average():
     def made():
         return train(fusedadam.EmaAdamW(leaves(), lr=0.1, ema_decay=0.5), 2)
@@ -215,12 +239,8 @@ def test_evaluating_the_average():
         optimizer = made()
         where = interrupted(lambda: evaluate(optimizer), at)
         assert same(optimizer, before), f"{where}: the trained weights are not back"
+        assert optimizer._no_steps is None, f"{where}: no step can be taken any more"
         assert_same(train(optimizer, 1, start=5), train(made(), 1, start=5))
 
-    def usable(at):
-        try:
-            check(at)
-        except RuntimeError as error:
-            raise AssertionError(f"{at}: {error}") from None
-
-    check_everywhere(usable, points(lambda: evaluate(made())))
+    optimizer = made()
+    check_everywhere(check, points(lambda: evaluate(optimizer)))
