@@ -156,8 +156,8 @@ def same(optimizer, before):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="torch has put the loaded states in place before ours set their dtypes (optimizer.__setstate__, keep_dtypes); "
-    "and hooks stay registered if the exception comes before `try:`, or inside `finally:`",
+    reason="torch has put the states in place before ours set their dtypes (optimizer.__setstate__, keep_dtypes); and "
+    "hooks stay registered if the exception comes before `try:`, or inside `finally:`",
 )
 @pytest.mark.parametrize("kind", ["to a new optimizer", "to one that has stepped"])
 def test_loading_a_state_dict_is_all_or_nothing(kind):
@@ -192,8 +192,8 @@ def test_loading_a_state_dict_is_all_or_nothing(kind):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="optimizer.add_param_group, between torch's and `try:`: the group stays, and is emptied of its defaults, since "
-    "it is the caller's dict, which _as_before_on_error puts back",
+    reason="optimizer.add_param_group, between torch's and `try:`: the group stays, and loses its defaults, since it "
+    "is the caller's dict, which _as_before_on_error puts back",
 )
 def test_adding_a_group_is_all_or_nothing():
     def made():
