@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import linecache
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 import fusedadam
 
@@ -40,7 +44,7 @@ class Interruption:
         return self._line
 
     def _line(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event != self._event or self.where:
+        if event != self._event or self.where or _leaves_a_with_block(frame):
             return self._line
         if self.seen == self.at:
             self.where = f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno} ({frame.f_code.co_name})"
@@ -51,17 +55,26 @@ class Interruption:
         return self._line
 
 
+def _leaves_a_with_block(frame: FrameType) -> bool:
+    """Whether ``__exit__`` is about to be called. Python looks for signals before and after that, but not in between:
+    an exception here would leave gradients switched off, say, as no real one does."""
+    if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        return False
+    return frame.f_lasti > min(start for start, _, line in frame.f_code.co_lines() if line == frame.f_lineno)
+
+
 def interrupted(function: Callable[[], Any], at: int, finely: bool = False) -> str:
     """Where ``function`` was interrupted, by one of the two errors; an empty string if it was over before."""
-    error = ERRORS[at % 2]
-    with Interruption(at, error, finely) as interruption:
-        try:
-            function()
-        except error as raised:
-            assert raised.args == ("injected",)  # noqa: PT017
-            return interruption.where
-    assert not interruption.where, f"the exception raised at {interruption.where} was swallowed"
-    return ""
+    error, modes = ERRORS[at % 2], torch_modes()
+    with Interruption(at, error, finely) as interruption, contextlib.suppress(error):
+        function()
+        assert not interruption.where, f"the exception raised at {interruption.where} was swallowed"
+    assert torch_modes() == modes, f"{interruption.where}: torch is left in another mode"
+    return interruption.where
+
+
+def torch_modes() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch._C._is_torch_function_enabled()
 
 
 def points(function: Callable[[], Any], most: int | None = None, finely: bool = False) -> list[int]:

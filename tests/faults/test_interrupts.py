@@ -194,4 +194,4 @@ def test_real_signals(name):
     command = [sys.executable, "-m", "tests.faults.under_signals", name, "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20, "it was hardly ever interrupted"
+    assert int(done.stdout) > 5, "it was hardly ever interrupted"
