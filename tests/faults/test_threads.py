@@ -1,0 +1,58 @@
+"""Other threads replace and write gradients, parameters, states and options while a step runs.
+
+The promise. Nothing crashes or hangs, and only memory that belongs to the optimizer's tensors is read and written: the
+step works with the tensors that it found, or raises a RuntimeError that says that they changed during the step. Which
+values are used is not promised.
+
+One thing cannot be promised, since torch itself crashes: one thread sets ``p.grad = None`` (or calls ``zero_grad()``)
+while another reads ``p.grad``.
+
+Each race runs in a process of its own, so that a crash is a test that fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.racing import RACES
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 2
+
+
+def outcome(race, backend, seconds=SECONDS):
+    command = [sys.executable, "-m", "tests.faults.racing", race, backend, str(seconds)]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{race} with {backend} hangs")
+
+
+def assert_survived(done):
+    assert done.returncode == 0, f"exit status {done.returncode} (below 0: killed by that signal)\n{done.stderr}"
+    assert int(done.stdout) > 5, "it hardly ran"
+
+
+@pytest.mark.parametrize(
+    "race", ["GradientsReplaced", "StatesReplaced", "OptionsWritten", "LookedAt", "Clipping", "Operator"]
+)
+def test_with_numba(race):
+    assert_survived(outcome(race, "numba"))
+
+
+def test_eagerly():
+    assert_survived(outcome("GradientsReplaced", "eager"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("race", "backend"),
+    [*((race, backend) for race in RACES for backend in ("numba", "eager")), ("ZeroGrad", "triton")],
+)
+def test_for_longer(race, backend):
+    """Triton runs in its interpreter, which is enough to see what is read and written."""
+    assert_survived(outcome(race, backend, seconds=15))
