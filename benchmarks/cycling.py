@@ -2,8 +2,8 @@
 
     python benchmarks/cycling.py [--device cuda] [--steps 10000]
 
-Prints one row for each way to step: microseconds of host time a step with betas that stay and with betas that cycle, and
-the memory in use after a tenth of the steps and after all of them.
+Prints one row for each way to step: host time of a step with betas that stay and with betas that cycle, and the memory
+in use after a tenth of the steps and after all of them.
 """
 
 from __future__ import annotations

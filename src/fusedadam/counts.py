@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from array import array
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,23 @@ RECENT = 64  # betas whose tables the host keeps
 
 
 class Powers:
-    """The powers of one number: ``self[digit][d]`` is ``base ** (d * 128**digit)``, made when it is first asked for."""
+    """The powers of one number: ``factor(digit, d)`` is ``base ** (d * 128**digit)``, made when it is asked for."""
 
     def __init__(self, base: float) -> None:
         numerator, denominator = base.as_integer_ratio()
         self._factors = [numerator * ONE // denominator]  # of each digit, as integers
-        self._exact = [[ONE] for _ in range(DIGITS)]
-        self._rounded = [[1.0] for _ in range(DIGITS)]
+        self._lines = [(array("d", [1.0]), ONE)] * DIGITS  # of each digit: all that are known, and the last one exactly
 
     def factor(self, digit: int, d: int) -> float:
-        rounded = self._rounded[digit]
-        if len(rounded) <= d:
-            exact, step = self._exact[digit], self._step(digit)
-            while len(exact) <= d:
-                exact.append(exact[-1] * step >> PRECISION)
-                rounded.append(math.ldexp(exact[-1], -PRECISION))
-        return rounded[d]
+        known, exact = self._lines[digit]
+        if len(known) <= d:
+            step, more = self._step(digit), array("d")
+            for _ in range(len(known), d + 1):
+                exact = exact * step >> PRECISION
+                more.append(math.ldexp(exact, -PRECISION))
+            known = known + more
+            self._lines[digit] = known, exact  # in one piece: other threads, and Ctrl-C, may come at any time
+        return known[d]
 
     def power(self, number: int) -> float:
         power, digit = 1.0, 0

@@ -7,7 +7,7 @@ checked as when the optimizer was made, before anything is written.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -29,47 +29,57 @@ class Source(NamedTuple):
     check: Callable[[Group, Sequence[str]], None]
 
 
+class Known(NamedTuple):
+    """What was found in a group."""
+
+    flags: Flags
+    options: Options
+    seen: list[Any]  # keys and values
+    checked: Mapping[str, Any]  # what the values were when they were checked
+    live: frozenset[str]  # options that may change without becoming other objects
+
+
+NOTHING = Known((), (), [], {}, frozenset())
+
+
 class GroupOptions:
     """The flags and hyper-parameters of each group."""
 
     def __init__(self) -> None:
-        self.flags: list[Flags] = []
-        self.options: list[Options] = []
-        self._seen: list[list[Any]] = []  # keys and values of each group
-        self._checked: list[dict[str, Any]] = []  # what the values were when they were checked
-        self._live: list[set[str]] = []  # options that may change without becoming other objects
+        self._known: list[Known] = []
 
-    def read(self, groups: Sequence[Group], source: Source) -> None:
-        if len(groups) != len(self._seen):
-            count = len(groups)
-            self.flags, self.options, self._seen = [()] * count, [()] * count, [[] for _ in groups]
-            self._checked, self._live = [{} for _ in groups], [set() for _ in groups]
+    def read(self, groups: Sequence[Group], source: Source) -> tuple[list[Flags], list[Options]]:
+        if len(groups) != len(self._known):
+            self._known = [NOTHING] * len(groups)
         for k, group in enumerate(groups):
-            now, seen = [*group, *group.values()], self._seen[k]
-            if self._live[k] or len(now) != len(seen) or not all(map(operator.is_, now, seen)):
-                self._take(k, group, now, source)
+            now, known = [*group, *group.values()], self._known[k]
+            if known.live or len(now) != len(known.seen) or not all(map(operator.is_, now, known.seen)):
+                self._known[k] = _found(group, now, known, source)
+        return [known.flags for known in self._known], [known.options for known in self._known]
 
-    def _take(self, k: int, group: Group, now: list[Any], source: Source) -> None:
-        names = [name for name in self._others(k, group, now) if name not in NOT_OPTIONS]
-        values = {name: _value(name, group[name]) for name in names}
-        checked = self._checked[k]
-        changed = [name for name in names if name not in checked or not _same(values[name], checked[name])]
-        if changed:
-            source.check(group, changed)
-        if changed or len(now) != len(self._seen[k]):
-            self.flags[k] = tuple(bool(source.option(group, name)) for name in source.flags)
-            self.options[k] = tuple(_number(name, source.option(group, name)) for name in source.hyper_parameters)
-        checked.update(values)
-        self._live[k] = {name for name in {*self._live[k], *names} if name in group and _may_change(group[name])}
-        self._seen[k] = now
 
-    def _others(self, k: int, group: Group, now: list[Any]) -> list[str]:
-        """The options that may be others than before."""
-        seen, keys = self._seen[k], list(group)
-        if len(now) != len(seen) or seen[: len(keys)] != keys:
-            return keys
-        values = zip(keys, now[len(keys) :], seen[len(keys) :], strict=True)
-        return [name for name, value, before in values if value is not before or name in self._live[k]]
+def _found(group: Group, now: list[Any], known: Known, source: Source) -> Known:
+    names = [name for name in _others(group, now, known) if name not in NOT_OPTIONS]
+    values = {name: _value(name, group[name]) for name in names}
+    checked = known.checked
+    changed = [name for name in names if name not in checked or not _same(values[name], checked[name])]
+    if changed:
+        source.check(group, changed)
+    flags, options = known.flags, known.options
+    if changed or len(now) != len(known.seen):
+        flags = tuple(bool(source.option(group, name)) for name in source.flags)
+        options = tuple(_number(name, source.option(group, name)) for name in source.hyper_parameters)
+    live = frozenset(name for name in {*known.live, *names} if name in group and _may_change(group[name]))
+    return Known(flags, options, now, {**checked, **values}, live)
+
+
+def _others(group: Group, now: list[Any], known: Known) -> list[str]:
+    """The options that may be others than before."""
+    keys = list(group)
+    if len(now) != len(known.seen) or known.seen[: len(keys)] != keys:
+        return keys
+    values = zip(keys, now[len(keys) :], known.seen[len(keys) :], strict=True)
+    return [name for name, value, before in values if value is not before or name in known.live]
 
 
 def readable(group: Group) -> Group:

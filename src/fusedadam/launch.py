@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -63,40 +62,42 @@ class Backend(NamedTuple):
     needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
 
 
+class Begun(NamedTuple):
+    """The tensors that a launch works on, in one run: what is copied back, and the roles of each parameter."""
+
+    roles: list[dict[str, Tensor]]
+    copies: list[tuple[str, Tensor, Tensor]]  # role, original, copy
+
+
 class Launch:
-    """A table and the backend's prepared kernels for it."""
+    """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
     def __init__(self, table: LaunchTable, backend: Backend) -> None:
         self.table, self.backend = table, backend
         self._run = backend.prepare(table)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
-        self._mine: list[dict[str, Tensor]] = []
-        self._copies: list[tuple[str, Tensor, Tensor]] = []
 
-    def begin(self, roles: Sequence[Roles]) -> None:
+    def begin(self, roles: Sequence[Roles]) -> Begun:
         """``roles`` of all parameters that take part; read only if ``needs_tensors``."""
-        if self.needs_tensors:
-            self._mine = [dict(roles[k]) for k in self.table.members]
+        begun = Begun([dict(roles[k]) for k in self.table.members] if self.needs_tensors else [], [])
         for role, k in self.table.copied:
-            original = self._mine[k][role]
-            self._mine[k][role] = copy = copy_with(original, self.table.strides[k])
+            original = begun.roles[k][role]
+            begun.roles[k][role] = copy = copy_with(original, self.table.strides[k])
             self.table.place_one(role, k, copy.data_ptr())
-            self._copies.append((role, original, copy))
+            begun.copies.append((role, original, copy))
         self.table.send()
+        return begun
 
-    def run(self, position: int) -> None:
+    def run(self, position: int, begun: Begun) -> None:
         if position in self._run:
-            self._run[position](self._mine)
+            self._run[position](begun.roles)
 
-    def end(self) -> None:
-        for role, original, copy in self._copies:
+    def end(self, begun: Begun) -> None:
+        for role, original, copy in begun.copies:
             if role in self.table.special.outputs:
                 # kernels write to inference tensors in any mode; torch does so in theirs only
                 with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)
-
-    def forget(self) -> None:
-        self._mine, self._copies = [], []
 
 
 class Launches:
@@ -158,27 +159,29 @@ class Launches:
                 launch.table.before_scaling.pop()
 
     def run(self, roles: Sequence[Roles], before_anything_is_written: Run = lambda: None) -> None:
-        try:
-            for launch in self._all:
-                launch.begin(roles)
-            before_anything_is_written()
-            for one in self._schedule:
-                one()
-            for launch in self._all:
-                launch.end()
-        finally:
-            for launch in self._all:
-                launch.forget()
+        begun = [launch.begin(roles) for launch in self._all]
+        before_anything_is_written()
+        for run in self._schedule:
+            run(begun)
+        for launch, own in zip(self._all, begun, strict=True):
+            launch.end(own)
 
-    def _in_order(self) -> Iterator[Run]:
+    def _in_order(self) -> Iterator[Callable[[list[Begun]], None]]:
         """Stage by stage. Divided rows are known only after the other processes have been heard, and wait for that."""
+
+        def other(run: Run) -> Callable[[list[Begun]], None]:
+            return lambda _: run()
+
         stages = {stage.position for launch in self for stage in launch.table.special.stages}
         for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
-            waiting = [launch for launch in self if launch.table.is_split and position % ROUND == ROWS_KNOWN]
-            yield from (partial(launch.run, position) for launch in self if launch not in waiting)
-            yield from (one.run for one in self.reductions if one.position == position)
-            yield from (partial(launch.run, position) for launch in waiting)
-            yield from self._shared.get(position, ())
+            waiting = [k for k, one in enumerate(self) if one.table.is_split and position % ROUND == ROWS_KNOWN]
+            yield from (self._stage(k, position) for k in range(len(self)) if k not in waiting)
+            yield from (other(one.run) for one in self.reductions if one.position == position)
+            yield from (self._stage(k, position) for k in waiting)
+            yield from (other(run) for run in self._shared.get(position, ()))
+
+    def _stage(self, k: int, position: int) -> Callable[[list[Begun]], None]:
+        return lambda begun: self._all[k].run(position, begun[k])
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

@@ -95,8 +95,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
                 self.check({**self.defaults, **param_group})
-            super().add_param_group(param_group)
+            count = len(self.param_groups)
             try:
+                super().add_param_group(param_group)
                 params = self.param_groups[-1]["params"]
                 if len(set(map(id, params))) < len(params):
                     raise ValueError("params has a parameter twice in one group; list each of them once")
@@ -107,7 +108,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if param_group.get("backend") is not None:
                         backends.check(param_group["backend"], param.device)
             except BaseException:
-                self.param_groups.pop()
+                del self.param_groups[count:]
                 raise
         self._plan = None
 
@@ -301,8 +302,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _options(self) -> tuple[list[Flags], list[Options]]:
         """The flags and the hyper-parameters of each group, checked."""
         source = Source(self._flags, self.rule.hyper_parameters, self._option, self._check_changed)
-        self._read.read(self.param_groups, source)
-        return self._read.flags, self._read.options
+        return self._read.read(self.param_groups, source)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         """Refuses options that somebody has put into a group later. A scheduler changes a number at a time."""
@@ -383,12 +383,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         if "decoupled" not in self.rule.flags:
             return super().state_dict()
-        # a hook, and the first: the user's own may make anything of the state dict
-        hook = self.register_state_dict_post_hook(say_how_weights_decay, prepend=True)
-        try:
+        with contextlib.ExitStack() as stack:  # a hook, and the first: the user's own may return anything
+            stack.callback(self.register_state_dict_post_hook(say_how_weights_decay, prepend=True).remove)
             return super().state_dict()
-        finally:
-            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.
@@ -419,15 +416,16 @@ class FusedOptimizer(torch.optim.Optimizer):
                 # what the saved group does not say stays; so does the backend, a choice for this machine
                 group.update({name: mine[name] for name in mine if name not in theirs or name == "backend"})
 
-        hooks = [
-            self.register_load_state_dict_pre_hook(take),
-            self.register_load_state_dict_post_hook(keep_dtypes, prepend=True),
-        ]
+        state, groups = self.state, self.param_groups
         try:
-            super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.register_load_state_dict_pre_hook(take).remove)
+                stack.callback(self.register_load_state_dict_post_hook(keep_dtypes, prepend=True).remove)
+                super().load_state_dict(state_dict)
+        except BaseException:  # torch puts new ones in their place, and leaves these as they were
+            self.state, self.param_groups = state, groups
+            self._forget()
+            raise
 
     def _fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         state_dicts.check_is_one(state_dict)

@@ -26,7 +26,7 @@ import fusedadam
 from fusedadam.functional import adamw_
 
 # The one thing that a step may answer if tensors are replaced while it runs.
-ALLOWED = re.compile(r"(changed|moved|replaced|freed).*(during|while)", re.DOTALL)
+ALLOWED = re.compile(r"another thread replaces parameters, gradients or states")
 # malloc returns blocks of 1 MB and more to the system at once: who still reads there crashes
 LARGE, SMALL = (1024, 512), (16,)
 LR = 1e-4

@@ -154,11 +154,6 @@ def same(optimizer, before):
     return True
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="torch has put the states in place before ours set their dtypes (optimizer.__setstate__, keep_dtypes); and "
-    "hooks stay registered if the exception comes before `try:`, or inside `finally:`",
-)
 @pytest.mark.parametrize("kind", ["to a new optimizer", "to one that has stepped"])
 def test_loading_a_state_dict_is_all_or_nothing(kind):
     make = functools.partial(fusedadam.EmaAdamW, state_dtype=BF16)
@@ -190,11 +185,6 @@ def test_loading_a_state_dict_is_all_or_nothing(kind):
     check_everywhere(check, points(lambda: optimizer.load_state_dict(saved)))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="optimizer.add_param_group, between torch's and `try:`: the group stays, and loses its defaults, since it "
-    "is the caller's dict, which _as_before_on_error puts back",
-)
 def test_adding_a_group_is_all_or_nothing():
     def made():
         optimizer = train(fusedadam.AdamW(leaves(), lr=0.1), 1)
@@ -220,11 +210,6 @@ def test_adding_a_group_is_all_or_nothing():
     check_everywhere(check, points(lambda: optimizer.add_param_group(group)))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ema_weights: an exception before `try:` leaves stepping refused for good, and one inside `finally:` leaves "
-    "averages in place of trained weights, of which no copy is kept",
-)
 def test_evaluating_the_average():
     def made():
         return train(fusedadam.EmaAdamW(leaves(), lr=0.1, ema_decay=0.5), 2)

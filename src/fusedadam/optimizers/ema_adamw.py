@@ -118,22 +118,27 @@ class EmaAdamW(FusedOptimizer):
         averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
         sharded = distributed.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
-        outer, self._no_steps = (
-            self._no_steps,
-            "a step inside ema_weights() would be lost when the trained weights come back",
-        )
-        try:
+        outer, is_back = self._no_steps, False
+
+        def put_back() -> None:
+            nonlocal is_back
+            if not is_back:
+                with torch.no_grad():
+                    for (param, _), before in zip(averaged, trained, strict=True):
+                        param.copy_(before)
+                distributed.gather_anew(sharded)
+                is_back = True
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_no_steps", outer)
+            stack.callback(put_back)
+            stack.callback(put_back)  # again, if an interruption (Ctrl-C) has broken off the first
+            self._no_steps = "a step inside ema_weights() would be lost when the trained weights come back"
             with torch.no_grad():
                 for param, ema in averaged:
                     param.copy_(ema)
             distributed.gather_anew(sharded)
             yield
-        finally:
-            self._no_steps = outer
-            with torch.no_grad():
-                for (param, _), before in zip(averaged, trained, strict=True):
-                    param.copy_(before)
-            distributed.gather_anew(sharded)
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference.
