@@ -3,7 +3,8 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.gpu.every_kernel
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python -m tests.gpu.every_kernel
 
-`--part 2/4` runs the second of four parts. Without torch's caching allocator every tensor is an allocation of its own, so that an access beyond its end is seen.
+Without torch's caching allocator every tensor is an allocation of its own, so that an access beyond its end is seen.
+`--part 2/4` runs the second of four parts.
 """
 
 from __future__ import annotations
