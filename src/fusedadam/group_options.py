@@ -89,6 +89,15 @@ def readable(group: Group) -> Group:
     }
 
 
+def only_known_there(group: Group) -> list[str]:
+    """The options of which a value is on a device, not on the host."""
+
+    def elsewhere(value: Any) -> bool:
+        return any(map(elsewhere, value)) if isinstance(value, (list, tuple)) else _is_elsewhere(value)
+
+    return [name for name, value in group.items() if name not in NOT_OPTIONS and elsewhere(value)]
+
+
 def _value(name: str, value: Any) -> Any:
     """An option as it is now: a tensor by its value where reading it does not wait for a device."""
     if isinstance(value, (list, tuple)):

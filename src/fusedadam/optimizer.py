@@ -24,13 +24,14 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
-from fusedadam.group_options import Flags, GroupOptions, Options, Source, readable
+from fusedadam.group_options import Flags, GroupOptions, Options, Source, only_known_there, readable
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Plan
 from fusedadam.rule import OWN_FLAGS, Rule, Special
 from fusedadam.shards import is_dtensor, local, with_local
 from fusedadam.snapshot import CHANGED, MOVED, Tensors
 from fusedadam.steps import StepCounts
+from fusedadam.tracing import MAY_BE_ON_DEVICE
 from fusedadam.transfer import capturing, outside_inference_mode
 
 if TYPE_CHECKING:
@@ -348,6 +349,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             if isinstance(group["lr"], Tensor) and group["lr"].device.type == "cpu":
                 raise RuntimeError(f"{where}, but lr is a tensor on the CPU and would be frozen; move it to the device")
+            read = [name for name in only_known_there(group) if name not in MAY_BE_ON_DEVICE]
+            if read:
+                raise RuntimeError(
+                    f"{where}, but {', '.join(read)} would have to be read from the device; only lr and "
+                    "weight_decay may be tensors there, give the others as numbers"
+                )
             for param in group["params"]:
                 step = self.state[param].get("step") if param in self.state else None
                 if param.grad is not None and not (isinstance(step, Tensor) and step.device == param.device):
