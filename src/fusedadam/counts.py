@@ -1,10 +1,10 @@
 """Step numbers as scalars see them: ``beta ** step`` has the same bits on the host and on every device.
 
 The power functions of C libraries and GPUs differ in the last bit; so would results, where a training goes on with
-another machine, or where the counts move to the device (GradScaler, capturable). A power is therefore a product: one
-factor for each digit of the step number in base 128, from a small table of that beta's powers. The factors are made of
+another machine, or where the counts move to the device (GradScaler, capturable). A power is therefore a product of four
+factors, one for each digit of the step number, from a small table of that beta's powers. The factors are made of
 integers and rounded once, and multiplication is IEEE's everywhere. A new beta, as schedulers that cycle the momentum
-bring in every step, costs a few hundred products of integers at most, and 4 KB on a device.
+bring in every step, costs a few hundred products of integers at most.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ import functools
 import math
 import operator
 from array import array
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fusedadam.tracing import OnDevice
-from fusedadam.transfer import sent
+from fusedadam.transfer import keep_for_graph, sent
 from fusedadam.words import divide
 
-BITS, DIGITS = 7, 4  # farther than float32 counts
-BASE = 1 << BITS
-LAST = BASE**DIGITS - 1  # later steps get this one's power
+SHIFTS, SIZES = (
+    (0, 6, 12, 18),
+    (64, 64, 64, 128),
+)  # of the digits; the first two, and the last two, are looked up together
+LAST = (1 << 25) - 1  # later steps get this one's power; float32 counts to 2**24
 PRECISION = 128  # bits behind the point
 ONE = 1 << PRECISION
 RECENT = 64  # betas whose tables the host keeps
 
 
 class Powers:
-    """The powers of one number: ``factor(digit, d)`` is ``base ** (d * 128**digit)``, made when it is asked for."""
+    """The powers of one number: ``factor(digit, d)`` is ``base ** (d << SHIFTS[digit])``, made when it is asked for."""
 
     def __init__(self, base: float) -> None:
         numerator, denominator = base.as_integer_ratio()
-        self._factors = [numerator * ONE // denominator]  # of each digit, as integers
-        self._lines = [(array("d", [1.0]), ONE)] * DIGITS  # of each digit: all that are known, and the last one exactly
+        self._steps = [numerator * ONE // denominator]  # of each digit, what one more of it multiplies by
+        self._lines = [(array("d", [1.0]), ONE)] * len(SIZES)  # of each digit: what is known, and the last one exactly
 
     def factor(self, digit: int, d: int) -> float:
         known, exact = self._lines[digit]
@@ -51,23 +53,23 @@ class Powers:
         return known[d]
 
     def power(self, number: int) -> float:
-        power, digit = 1.0, 0
-        while number:
-            power *= self.factor(digit, number & BASE - 1)
-            number, digit = number >> BITS, digit + 1
-        return power
+        a, b, c, d = (
+            self.factor(k, number >> shift & size - 1)
+            for k, (shift, size) in enumerate(zip(SHIFTS, SIZES, strict=True))
+        )
+        return (a * b) * (c * d)
 
     def table(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.array([[self.factor(digit, d) for d in range(BASE)] for digit in range(DIGITS)])
+        """All factors, digit by digit."""
+        return np.array([self.factor(digit, d) for digit, size in enumerate(SIZES) for d in range(size)])
 
     def _step(self, digit: int) -> int:
-        """What one more of this digit multiplies by: its neighbour's, squared seven times."""
-        while len(self._factors) <= digit:
-            factor = self._factors[-1]
-            for _ in range(BITS):
-                factor = factor * factor >> PRECISION
-            self._factors.append(factor)
-        return self._factors[digit]
+        while len(self._steps) <= digit:
+            step = self._steps[-1]
+            for _ in range(SHIFTS[1]):
+                step = step * step >> PRECISION
+            self._steps = [*self._steps, step]
+        return self._steps[digit]
 
 
 recent_powers = functools.lru_cache(maxsize=RECENT)(Powers)
@@ -80,32 +82,32 @@ class Count(float):
         return recent_powers(float(base)).power(min(int(self), LAST))
 
 
+Pair: TypeAlias = tuple[Tensor, Tensor]  # products of the factors of the first two digits, and of the last two
+
+
 class PowerTables:
     """The tables of one device, for one stream or graph: of the betas that the last step used, and no others."""
 
     def __init__(self) -> None:
-        self._kept: dict[float, Tensor] = {}
-        self._used: dict[float, Tensor] = {}
-        self._digits: tuple[Tensor, Tensor] | None = None
+        self._kept: dict[float, Pair] = {}
+        self._used: dict[float, Pair] = {}
 
-    def of(self, base: float, device: torch.device) -> Tensor:
+    def of(self, base: float, device: torch.device) -> Pair:
         if base not in self._used:
             known = self._kept.get(base)
-            self._used[base] = sent(recent_powers(base).table(), device) if known is None else known
+            self._used[base] = _pair(sent(recent_powers(base).table(), device)) if known is None else known
         return self._used[base]
-
-    def digits(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """How far each digit is to be shifted, and where its line of a table begins; a column each."""
-        if self._digits is None:
-            digits = np.arange(DIGITS, dtype=np.int64)[:, None]
-            self._digits = sent(BITS * digits, device), sent(BASE * digits, device)
-        return self._digits
 
     def end_step(self) -> None:
         self._kept, self._used = self._used, {}
 
     def __len__(self) -> int:
         return len(self._kept.keys() | self._used.keys())
+
+
+def _pair(table: Tensor) -> Pair:
+    a, b, c, d = table.split(list(SIZES))
+    return keep_for_graph((b[:, None] * a).view(-1)), keep_for_graph((d[:, None] * c).view(-1))
 
 
 class DeviceCount(OnDevice):
@@ -115,17 +117,13 @@ class DeviceCount(OnDevice):
         self.numbers, self._tables = numbers, tables
 
     def __rpow__(self, base: float) -> Tensor:
-        factors = self._tables.of(float(base), self.numbers.device).take(self._places)
-        power: Tensor = functools.reduce(operator.mul, factors)
-        return power
+        (small, large), (low, high) = self._tables.of(float(base), self.numbers.device), self._parts
+        return small.take(low) * large.take(high)
 
     @functools.cached_property
-    def _places(self) -> Tensor:
-        """Where in a table the factors of each number are: a line for each digit."""
-        shifts, lines = self._tables.digits(self.numbers.device)
+    def _parts(self) -> tuple[Tensor, Tensor]:
         whole = self.numbers.clamp(max=LAST).to(torch.int64)
-        places: Tensor = (whole >> shifts & BASE - 1) + lines
-        return places
+        return whole & (1 << SHIFTS[2]) - 1, whole >> SHIFTS[2]
 
     def __truediv__(self, other: Any) -> Any:
         return divide(self.numbers, other)
