@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fusedadam import backends, checks, distributed
 from fusedadam.launch import Launches
-from fusedadam.layout import has_memory
+from fusedadam.layout import has_memory, is_plain
 from fusedadam.rule import Flag, Scalar, Special, Value, Values, rule
 from fusedadam.shards import distributed_like, is_dtensor, is_partial, local
-from fusedadam.tensor_words import dispatch_keys
 from fusedadam.transfer import outside_inference_mode
 from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
 
@@ -162,11 +161,11 @@ _recent = threading.local()  # launches are kept from call to call, each thread 
 
 
 def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str, bool]) -> Launches:
-    """Those of an earlier call, if it had gradients like these: only their addresses may be others."""
+    """Reuses cached launches for gradients of the same layout, refreshing addresses."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
     wholes, here, absent = grads
     plain = all(g.layout == torch.strided and has_memory(g) for g in here)  # others are refused below
-    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, dispatch_keys(g)) for g in here if plain)
+    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, is_plain(g)) for g in here if plain)
     # a table that a kernel on another stream still reads must not be written to
     streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in here} if d.type == "cuda")
     divided = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]

@@ -64,12 +64,14 @@ class Powers:
         return np.array([self.factor(digit, d) for digit, size in enumerate(SIZES) for d in range(size)])
 
     def _step(self, digit: int) -> int:
-        while len(self._steps) <= digit:
-            step = self._steps[-1]
+        steps = self._steps
+        while len(steps) <= digit:
+            step = steps[-1]
             for _ in range(SHIFTS[1]):
                 step = step * step >> PRECISION
-            self._steps = [*self._steps, step]
-        return self._steps[digit]
+            steps = [*steps, step]
+        self._steps = steps  # in one piece, as above
+        return steps[digit]
 
 
 recent_powers = functools.lru_cache(maxsize=RECENT)(Powers)

@@ -1,6 +1,6 @@
 """What torch's ways to train on many devices ask of an optimizer, beyond DTensors (shards.py): FSDP, ZeRO, GradScaler.
 
-Some of them can only be told by who is asking.
+Some can only be detected from the call stack.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ checked as when the optimizer was made, before anything is written.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -17,12 +17,13 @@ from fusedadam.tracing import MAY_BE_ON_DEVICE
 Group: TypeAlias = dict[str, Any]
 Flags: TypeAlias = tuple[bool, ...]
 Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
-NOT_OPTIONS = ("params", "param_names")
 
 
 class Source(NamedTuple):
-    """Where flags and hyper-parameters come from: ``option(group, name)``; ``check(group, changed)`` raises."""
+    """Where flags and hyper-parameters come from: ``option(group, name)``; ``check(group, changed)`` raises. ``names``:
+    the options there are; whatever else is in a group belongs to its owner."""
 
+    names: Container[str]
     flags: Sequence[str]
     hyper_parameters: Sequence[str]
     option: Callable[[Group, str], Any]
@@ -59,27 +60,21 @@ class GroupOptions:
 
 
 def _found(group: Group, now: list[Any], known: Known, source: Source) -> Known:
-    names = [name for name in _others(group, now, known) if name not in NOT_OPTIONS]
-    values = {name: _value(name, group[name]) for name in names}
-    checked = known.checked
-    changed = [name for name in names if name not in checked or not _same(values[name], checked[name])]
+    keys, seen = list(group), known.seen
+    same_keys = len(now) == len(seen) and seen[: len(keys)] == keys
+    before = known.checked if same_keys else {}
+    pairs = zip(keys, now[len(keys) :], seen[len(keys) :] if same_keys else now, strict=False)
+    others = [name for name, value, last in pairs if not same_keys or value is not last or name in known.live]
+    values = {name: _value(name, group[name]) for name in others if name in source.names}
+    changed = [n for n, v in values.items() if n not in known.checked or not _same(v, known.checked[n])]
     if changed:
         source.check(group, changed)
     flags, options = known.flags, known.options
-    if changed or len(now) != len(known.seen):
+    if changed or not same_keys:
         flags = tuple(bool(source.option(group, name)) for name in source.flags)
         options = tuple(_number(name, source.option(group, name)) for name in source.hyper_parameters)
-    live = frozenset(name for name in {*known.live, *names} if name in group and _may_change(group[name]))
-    return Known(flags, options, now, {**checked, **values}, live)
-
-
-def _others(group: Group, now: list[Any], known: Known) -> list[str]:
-    """The options that may be others than before."""
-    keys = list(group)
-    if len(now) != len(known.seen) or known.seen[: len(keys)] != keys:
-        return keys
-    values = zip(keys, now[len(keys) :], known.seen[len(keys) :], strict=True)
-    return [name for name, value, before in values if value is not before or name in known.live]
+    live = frozenset(name for name in {*known.live, *values} if name in group and _may_change(group[name]))
+    return Known(flags, options, now, {**before, **values}, live)
 
 
 def readable(group: Group) -> Group:
@@ -95,7 +90,7 @@ def only_known_there(group: Group) -> list[str]:
     def elsewhere(value: Any) -> bool:
         return any(map(elsewhere, value)) if isinstance(value, (list, tuple)) else _is_elsewhere(value)
 
-    return [name for name, value in group.items() if name not in NOT_OPTIONS and elsewhere(value)]
+    return [name for name, value in group.items() if name != "params" and elsewhere(value)]
 
 
 def _value(name: str, value: Any) -> Any:
@@ -115,9 +110,12 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
+    if a is b or isinstance(a, Tensor) or isinstance(b, Tensor):
         return a is b
-    return a is b or (type(a) is type(b) and bool(a == b))
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (RuntimeError, TypeError, ValueError):  # things that have no one answer, such as arrays
+        return False
 
 
 def _is_elsewhere(value: Any) -> bool:

@@ -85,7 +85,7 @@ class InBackward:
         self._check(optimizer)
 
     def begin(self, params: list[Tensor]) -> None:
-        """Whoever did so with these parameters before does no longer."""
+        """Removes hooks that an earlier optimizer put on these parameters."""
         for hook in [h for param in params for h in (param._post_accumulate_grad_hooks or {}).values()]:
             if isinstance(other := getattr(hook, "__self__", None), InBackward):
                 other.stop()

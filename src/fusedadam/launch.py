@@ -116,7 +116,7 @@ class Launches:
     ) -> None:
         """``memory``: bytes for the table, of which there is only one then. ``wholes``: what ``roles`` are this
         process's part of, if parameters are divided among processes. ``absent``: who has no gradient on this one;
-        ``passing``: whose is made anew for each run."""
+        ``passing``: indices whose gradient is redistributed on every run."""
         pairs = zip(wholes or (), specials, strict=False)
         shardings = [sharding_of(whole) if special.has_sums else None for whole, special in pairs]
         members: dict[Any, list[int]] = {}

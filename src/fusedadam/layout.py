@@ -80,7 +80,8 @@ def has_memory(tensor: Tensor) -> bool:
     if tensor.numel() == 0 or tensor._is_zerotensor():
         return True
     begin = tensor.storage_offset() * tensor.element_size()
-    return tensor.data_ptr() != 0 and begin + extent(tensor) <= tensor.untyped_storage().nbytes()
+    needed = tensor.nbytes if tensor.is_contiguous() else extent(tensor)
+    return tensor.data_ptr() != 0 and begin + needed <= tensor.untyped_storage().nbytes()
 
 
 class Span:

@@ -26,7 +26,7 @@ from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
 from fusedadam.group_options import Flags, GroupOptions, Options, Source, only_known_there, readable
 from fusedadam.launch import Amp
-from fusedadam.plan import Member, Plan
+from fusedadam.plan import Member, Plan, Replaced
 from fusedadam.rule import OWN_FLAGS, Rule, Special
 from fusedadam.shards import is_dtensor, local, with_local
 from fusedadam.snapshot import CHANGED, MOVED, Tensors
@@ -83,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def check(self, group: Group) -> None:
         """Refuses options that are out of range; called for each group before it is taken in."""
-        checks.number("lr", group["lr"])
+        checks.learning_rate(group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
         checks.max_grad_norm(group.get("max_grad_norm"))
@@ -124,7 +124,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by torch.amp.GradScaler: gradients may come scaled, and whether they are finite is read on the device.
 
-        Lightning asks, too, and takes yes for "only so": it would refuse to clip. Ours may also come unscaled.
+        Lightning reads True as "gradients must be scaled" and refuses to clip. Ours may also come unscaled.
         """
         if self._in_backward is not None:
             raise RuntimeError(
@@ -198,7 +198,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan = None
         for _ in range(ATTEMPTS):
             if plan is None:
-                plan, self._groups = self._make_plan(params, flags, on_device), groups
+                try:
+                    plan, self._groups = self._make_plan(params, flags, on_device), groups
+                except Replaced:
+                    continue
             answer, tensors = plan.snapshot.compare(params, self.state)
             if answer == MOVED:
                 plan.place()
@@ -302,13 +305,13 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _options(self) -> tuple[list[Flags], list[Options]]:
         """The flags and the hyper-parameters of each group, checked."""
-        source = Source(self._flags, self.rule.hyper_parameters, self._option, self._check_changed)
+        source = Source(self.defaults, self._flags, self.rule.hyper_parameters, self._option, self._check_changed)
         return self._read.read(self.param_groups, source)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         """Refuses options that somebody has put into a group later. A scheduler changes a number at a time."""
         if names == ["lr"] and type(group["lr"]) is float:
-            checks.number("lr", group["lr"])
+            checks.learning_rate(group["lr"])
         else:
             self.check(readable(group))
 
@@ -349,7 +352,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             if isinstance(group["lr"], Tensor) and group["lr"].device.type == "cpu":
                 raise RuntimeError(f"{where}, but lr is a tensor on the CPU and would be frozen; move it to the device")
-            read = [name for name in only_known_there(group) if name not in MAY_BE_ON_DEVICE]
+            read = [n for n in only_known_there(group) if n in self.defaults and n not in MAY_BE_ON_DEVICE]
             if read:
                 raise RuntimeError(
                     f"{where}, but {', '.join(read)} would have to be read from the device; only lr and "
@@ -429,9 +432,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 stack.callback(self.register_load_state_dict_pre_hook(take).remove)
                 stack.callback(self.register_load_state_dict_post_hook(keep_dtypes, prepend=True).remove)
                 super().load_state_dict(state_dict)
-        except BaseException:  # torch puts new ones in their place, and leaves these as they were
-            self.state, self.param_groups = state, groups
-            self._forget()
+        except BaseException:
+            if self.state is not state:  # torch puts new ones in their place, and leaves these as they were
+                self.state, self.param_groups = state, groups
+                self._forget()
             raise
 
     def _fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,10 @@ from fusedadam.transfer import capturing
 States: TypeAlias = dict[Any, dict[str, Any]]
 
 
+class Replaced(Exception):
+    """Another thread has taken a state away while a plan was made for it."""
+
+
 @dataclass
 class Member:
     """A parameter that takes part in the step.
@@ -109,6 +113,9 @@ class Plan:
         for one in counts:
             steps.take(one, states)
 
+        states = dict(states)  # from here on as they are now
+        if any(m.param not in states for m in here):
+            raise Replaced
         slots = _slots(here, params, states)
         used = {m.position: (m, {**known.get(m.param, {}), **new}) for m, new in zip(members, fresh, strict=True)}
         used_steps = {owner: view for one in counts for owner, view in one.views.items()}
@@ -135,9 +142,10 @@ class Plan:
         tables = [launch.table for launch in self.launches]
         away = [table for table in tables if on_device and table.home != HOST and not table.is_absent]
         self._away, prepared = [], []
-        for home in {table.home for table in away}:  # all of a device at once: their counts are one tensor
-            there = {owners[k]: present[owners[k]] for t in away if t.home == home for k in t.members.tolist()}
-            counts = steps.prepare(there, present, home)
+        home_of = {owners[k]: table.home for table in away for k in table.members.tolist()}
+        for home in set(home_of.values()):  # all of a device at once: their counts are one tensor
+            there = {owner: present[owner] for owner, its_home in home_of.items() if its_home == home}
+            counts = steps.prepare(there, {o: s for o, s in present.items() if home_of.get(o, home) == home}, home)
             prepared.append(counts)
             for table in (t for t in away if t.home == home):
                 places = counts.places(owners[k] for k in table.members.tolist())
@@ -146,9 +154,7 @@ class Plan:
         elsewhere = {k for table in away for k in table.members.tolist()} | set(self._absent)
         self._hosted: Int64s = np.array([k for k in range(len(owners)) if k not in elsewhere], dtype=np.int64)
         hosted = [owners[k] for k in self._hosted.tolist()]
-        # counts that have just moved to a device are no longer here
-        moved = {owner for counts in prepared for owner in counts.views}
-        others = {owner: step for owner, step in present.items() if owner not in moved}
+        others = {owner: step for owner, step in present.items() if owner not in home_of}
         counts = steps.prepare({owner: present[owner] for owner in hosted}, others, HOST)
         self._steps = counts.places(hosted)
         self._occurring, self._whose_group = np.unique(self.groups[self._hosted], return_inverse=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,6 +42,8 @@ def local(tensor: Any) -> Any:
 def memory_of(tensor: Any) -> tuple[Any, ...]:
     """What tells apart the memory of tensors here, and how it is seen."""
     here = local(tensor)
+    if here.layout != torch.strided or here.is_nested or is_lazy(here):
+        return (id(here),)
     return here.device, here.data_ptr(), here.dtype, here.shape, here.stride()
 
 

@@ -102,6 +102,7 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
     seen: list[Any] = [None] * len(snapshot.slots)
 
     def look(params: list[Tensor], states: dict[Any, Any]) -> tuple[int, Tensors]:
+        params, states = list(params), dict(states)  # at once: other threads may change them at any time
         if list(map(id, params)) != snapshot.params or list(map(id, states)) != snapshot.owners:
             return CHANGED, []
         answer, tensors = SAME, list(find(snapshot.slots, params, states))
@@ -173,7 +174,8 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         lists = slice(len(functions), len(functions) + 4)
 
         def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> tuple[int, Tensors]:
-            now, now_owners, values = list(now), list(states), list(states.values())
+            now, states = list(now), dict(states)  # at once: other threads may change them at any time
+            now_owners, values = list(states), list(states.values())
             if len(now) != len(params) or len(now_owners) != len(owners):
                 return CHANGED, []
             tensors: Tensors = [None] * len(slots)

@@ -167,7 +167,7 @@ def look(a):
         owner = 0
         if what in (STATE, STEP):
             owner = call2(list_item, values, state)
-            found = call2(dict_item, owner, key)
+            found = call2(dict_item, owner, key) if owner != 0 else 0
         else:
             found = call2(list_item, params, param)
             if what != PARAM:

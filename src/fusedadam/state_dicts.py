@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
 from fusedadam.shards import distributed_like
@@ -66,6 +67,11 @@ def fitting(
         for key, param in zip(theirs["params"], group["params"], strict=True):
             if not given.get(key):
                 continue
+            if is_lazy(param):
+                raise ValueError(
+                    f"the state dict has a state for parameter {key!r}, which is lazy and has no shape yet; run a "
+                    "forward pass first, then load it"
+                )
             own = {names.others.get(name, name): value for name, value in given[key].items()}
             if "step" not in own and "step" in theirs:
                 own["step"] = theirs["step"]  # apex and MindSpeed count by group

@@ -9,6 +9,7 @@ same bits, and refuse the rest, with what to write instead.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +39,17 @@ class Traced:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Traced:
-        """What a word makes of these."""
-        return cls(any(isinstance(v, Traced) and v.by_step for v in values))
+        """What arithmetic and words make of these."""
+        traced = [value for value in values if isinstance(value, Traced)]
+        return cls(any(v.by_step for v in traced), may_be_tensor=any(v.may_be_tensor for v in traced))
+
+    @classmethod
+    def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
+        """where(condition, a, b): either side as it is, unless the choice itself is made on the device."""
+        result = cls.of([condition, a, b])
+        sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
+        result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
+        return result
 
     def _with(self, other: Any) -> Traced:
         for value in (self, other):
@@ -52,19 +62,21 @@ class Traced:
     def __neg__(self) -> Traced:
         return self._with(0)
 
+    __pos__ = __neg__
+
     def __truediv__(self, other: Any) -> Traced:
         both = isinstance(other, Traced) and self.by_step and other.by_step
-        if not (both or _is_power_of_two(other) or (self.is_count and not isinstance(other, Traced))):
-            _refuse("`/` between a scalar and a number", "write divide(a, b), which rounds alike on every device")
+        if not (both or _is_power_of_two(other) or self.is_count):
+            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
         return self._with(other)
 
     def __rtruediv__(self, other: Any) -> Traced:
         if not (_is_power_of_two(other) or self.is_count):
-            _refuse("`/` between a number and a scalar", "write divide(a, b), which rounds alike on every device")
+            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
         return self._with(other)
 
     def __pow__(self, exponent: Any) -> Traced:
-        if not (isinstance(exponent, Traced) and exponent.is_count and not self.may_be_tensor):
+        if not (isinstance(exponent, Traced) and exponent.is_count and not (self.may_be_tensor or self.by_step)):
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
         return self._with(exponent)
 
@@ -131,16 +143,20 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
 
 def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     """The arguments of each call: a choice (``Literal[...]``) takes each of its values, everything else is traced."""
-    names = scalars.__code__.co_varnames[: scalars.__code__.co_argcount + scalars.__code__.co_kwonlyargcount]
+    parameters = inspect.signature(scalars).parameters
+    names = [name for name, given in parameters.items() if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)]
     try:
         hints = get_type_hints(scalars)
-    except NameError:  # names that only a local scope knows
-        hints = {}
-    if any(hints.get(name, scalars.__annotations__.get(name)) in (str, "str") for name in names):
+    except (NameError, TypeError):  # names that only a local scope knows; a functools.partial
+        hints = {name: parameters[name].annotation for name in names}
+    if any(hints.get(name) in (str, "str") for name in names):
         raise NotOnBothSides(
             "an argument is a str, of which not every value can be tried; use Literal['a', 'b'] instead"
         )
-    choices = {name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal}
+    given = {name: (parameters[name].default,) for name in names if isinstance(parameters[name].default, str)}
+    choices = given | {
+        name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal and name not in given
+    }
     for chosen in itertools.product(*choices.values()):
         traced = {n: Traced(is_count=n == "step", may_be_tensor=n in (*MAY_BE_ON_DEVICE, "step")) for n in names}
         yield traced | dict(zip(choices, chosen, strict=True))

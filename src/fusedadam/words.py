@@ -52,7 +52,7 @@ def _of_scalars(word: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(word)
     def call(*values: Any) -> Any:
         if any(type(value) is Traced for value in values):
-            return Traced.of(values)
+            return Traced.chosen(*values) if word.__name__ == "where" else Traced.of(values)
         return word(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
 
     return call

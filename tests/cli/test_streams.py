@@ -64,6 +64,7 @@ def test_a_closed_stream_is_written_to_without_effect(tmp_path):
     assert "No problems found" in out
 
 
+@pytest.mark.exhaustive
 def test_a_command_that_starts_processes_runs_with_all_streams_closed(tmp_path):
     """Also at the level of file descriptors: none of a command's own files or pipes may become "standard output"."""
     assert in_shell([*COMMAND, *VERIFY], "<&- >&- 2>&-", tmp_path) == (frame.FINE, "", "")
@@ -76,6 +77,7 @@ def test_every_command_runs_without_streams(command, monkeypatch):
     assert ran(QUICK[command]) == frame.FINE
 
 
+@pytest.mark.exhaustive
 def test_json_is_whole_where_only_stdout_is_open(tmp_path):
     code, out, _ = in_shell([*COMMAND, *DEMO], "<&- 2>&-", tmp_path)
     assert code == frame.FINE
@@ -163,7 +165,10 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+LONG = ("prints", "looks")
+
+
+@pytest.mark.parametrize("script", [pytest.param(s, marks=[pytest.mark.exhaustive] * (s in LONG)) for s in SCRIPTS])
 def test_the_streams_of_a_script_are_its_own(script, tmp_path):
     """Beside plain python."""
     text, redirections = SCRIPTS[script]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import time
 
 import numpy as np
@@ -245,6 +247,30 @@ def test_tables_are_kept_for_the_betas_in_use_and_no_others():
     tables.end_step()
     assert tables.of(0.999, torch.device("cpu")) is constant, "a beta that stays is sent once"
     assert recent_powers.cache_info().currsize <= RECENT
+
+
+def test_threads_that_ask_for_powers_at_once():
+    """Two of them could leave a table that was wrong for the rest of the process."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for k in range(60):
+            powers, barrier = Powers(0.999 - k * 1e-6), threading.Barrier(4)
+
+            def ask(powers=powers, barrier=barrier):
+                barrier.wait()
+                for number in (20_000, 3_000_000, 77):
+                    powers.power(number)
+
+            threads = [threading.Thread(target=ask) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            fresh = Powers(0.999 - k * 1e-6)
+            assert [powers.power(n) for n in (1, 20_000, 3_000_000)] == [fresh.power(n) for n in (1, 20_000, 3_000_000)]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_new_beta_costs_a_fraction_of_a_millisecond():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,3 +135,37 @@ def test_other_options_may_be_tensors_too(name):
     plain = {"betas": (0.8, 0.99), "eps": 1e-4, "weight_decay": 0.25}
     ours = train(fusedadam.AdamW(leaves(), **{name: value[name]}), 3)
     assert_same(ours, train(fusedadam.AdamW(leaves(), **{name: plain[name]}), 3))
+
+
+@pytest.mark.parametrize("total", range(2, 30))
+def test_a_scheduler_that_misses_zero_by_a_rounding_error(total):
+    """LinearLR(end_factor=0) ends at numbers such as -5e-20, with which torch goes on."""
+    optimizer = fusedadam.AdamW(leaves(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.9, 0.0, total_iters=total)
+    for step in range(total + 2):
+        set_grads(params_of(optimizer), step)
+        optimizer.step()
+        scheduler.step()
+    assert abs(optimizer.param_groups[0]["lr"]) < 1e-15
+
+
+def test_what_others_keep_in_groups_is_theirs():
+    optimizer, other = (train(fusedadam.AdamW(leaves()), 1) for _ in range(2))
+    for step in range(1, 4):
+        optimizer.param_groups[0].update(mask=np.arange(3), anchors=[torch.ones(3)], initial_lr=torch.ones(2), name="x")
+        train(optimizer, 1, start=step)
+    assert_same(optimizer, train(other, 3, start=1))
+
+
+def test_an_option_removed_while_something_else_is_added():
+    """As many keys as before, and the option that is gone has its default meaning."""
+    optimizer = fusedadam.AdamW(leaves(), max_grad_norm=1e-3)
+    optimizer.param_groups[0]["foo"] = 1
+    train(optimizer, 1)
+    assert optimizer.grad_norm is not None
+    del optimizer.param_groups[0]["foo"]
+    train(optimizer, 1)
+    del optimizer.param_groups[0]["max_grad_norm"]
+    optimizer.param_groups[0]["foo"] = 1
+    train(optimizer, 1)
+    assert optimizer.grad_norm is None

@@ -115,3 +115,12 @@ def test_before_the_first_step_the_average_is_the_weights():
     model = Small()
     optimizer = fusedadam.EmaAdamW(model.parameters())
     torch.testing.assert_close(optimizer.ema_state_dict(model), model.state_dict(), rtol=0, atol=0)
+
+
+def test_buffers_that_have_no_memory_of_their_own():
+    model = Small()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    optimizer = trained(model)
+    state = optimizer.ema_state_dict(model)
+    assert torch.equal(state["adjacency"].to_dense(), torch.eye(3))
+    assert torch.equal(state["last.weight"], optimizer.state[model.last.weight]["ema_params"])

@@ -82,6 +82,24 @@ def test_something_else_instead_of_a_state_dict(tmp_path):
     optimizer.load_state_dict(checkpoint["optim"])
 
 
+def test_a_refused_state_dict_leaves_the_last_step_as_it_was():
+    optimizer = train(fusedadam.AdamW(leaves(), max_grad_norm=1.0), 1)
+    norm = optimizer.grad_norm
+    with pytest.raises(ValueError, match="state_dict has 'a'"):
+        optimizer.load_state_dict({"a": 1})
+    assert torch.equal(optimizer.grad_norm, norm)
+
+
+def test_a_state_dict_for_lazy_parameters():
+    saved = train(fusedadam.AdamW([torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))]), 1)
+    model = torch.nn.LazyLinear(3)
+    optimizer = fusedadam.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="lazy and has no shape yet; run a forward pass first"):
+        optimizer.load_state_dict(saved.state_dict())
+    model(torch.ones(1, 2))
+    optimizer.load_state_dict(saved.state_dict())
+
+
 def test_adam_with_weight_decay_loaded_into_adamw():
     theirs = torch.optim.Adam(leaves(), weight_decay=0.1)
     set_grads(theirs.param_groups[0]["params"], 0)

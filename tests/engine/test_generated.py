@@ -16,7 +16,7 @@ param = torch.nn.Parameter(torch.ones(5))
 param.grad = torch.ones(5)
 optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
 optimizer.step()
-kernels = [module for name, module in sys.modules.items() if "generated.numba" in name]
+kernels = [module for name, module in sys.modules.items() if "generated.numba_adam" in name]
 print(param[0].item(), sum(kernel.run.cache_hits for kernel in kernels))
 """
 

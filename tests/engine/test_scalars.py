@@ -5,6 +5,7 @@ What could differ is refused when the rule is defined: `0.0 if step == 1 else 1.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -46,6 +47,10 @@ ALLOWED = [
     lambda step, lr, beta: sqrt(step) + word_abs(-step) + maximum(step, 5.0) * minimum(step, 3.0),
     lambda step, lr, beta: 0.5 * (1 + where(step > 3, lr, 0.25)) / 2,
     lambda step, lr, beta: 1 / sqrt(1 - beta**step),
+    lambda step, lr, beta: (1 - beta) ** step,
+    lambda step, lr, beta: step / beta,
+    lambda step, lr, beta: +lr,
+    lambda step, lr, beta: where(step > 2, 1 - beta**step, 3.0) / (1 - 0.5**step),
 ]
 
 
@@ -56,7 +61,7 @@ def test_what_is_allowed_has_the_same_bits_on_both_sides(compute):
     counts = DeviceCount(torch.tensor(STEPS, dtype=torch.float64), PowerTables())
     for lr in (0.3, torch.tensor(0.3, dtype=torch.float64)):
         on_device = made.scalars(step=counts, lr=lr, beta=0.9)["x"]
-        assert torch.as_tensor(on_device).expand(len(STEPS)).tolist() == on_host
+        assert torch.as_tensor(on_device, dtype=torch.float64).expand(len(STEPS)).tolist() == on_host
 
 
 REFUSED = {
@@ -88,6 +93,7 @@ REFUSED = {
         lambda step, lr, beta: lr / beta,
         lambda step, lr, beta: (1 + step) / 3.0,
         lambda step, lr, beta: 3.0 / lr,
+        lambda step, lr, beta: where(lr > 0, 1 - beta**step, 3.0) / (1 - 0.5**step),  # a number over a tensor
     ],
     "power": [lambda step, lr, beta: lr**2, lambda step, lr, beta: step**2, lambda step, lr, beta: 2.0**lr],
 }
@@ -128,6 +134,22 @@ def test_every_choice_is_tried():
         defined(by_choice)
     with pytest.raises(RuleError, match="Literal"):
         defined(by_name)
+
+
+def test_functions_that_are_wrapped():
+    def plain(step, lr):
+        return {"x": lr * 0.5**step}
+
+    @functools.wraps(plain)
+    def wrapped(*args, **kwargs):
+        return plain(*args, **kwargs)
+
+    assert defined(wrapped).scalars(step=1, lr=1.0)["x"] == 0.5
+    assert defined(functools.partial(by_choice_of_two, kind="plain")).scalars(step=1, lr=1.0)["x"] == 1.0
+
+
+def by_choice_of_two(step, lr, kind: Literal["plain", "double"]):
+    return {"x": lr if kind == "plain" else 2 * lr}
 
 
 def test_words_that_may_differ_by_an_ulp_work_on_both_sides():

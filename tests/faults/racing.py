@@ -102,6 +102,16 @@ class StatesReplaced(Race):
                     state[name] = state[name].clone()
 
 
+class StatesTakenAway(Race):
+    """And put back: the optimizer's dict of states has one entry less in between."""
+
+    def disturb(self):
+        for p in self.params:
+            state = self.optimizer.state.pop(p, None)
+            if state is not None:
+                self.optimizer.state[p] = state
+
+
 class ValuesWritten(Race):
     def disturb(self):
         for p in self.params:
@@ -181,8 +191,8 @@ class Operator(Race):
 RACES = {
     kind.__name__: kind
     for kind in (
-        GradientsReplaced, GradientsReplacedAndClipped, ZeroGrad, StatesReplaced, ValuesWritten, OptionsWritten,
-        LookedAt, TwoOptimizers, OwnLock, Clipping, Operator,
+        GradientsReplaced, GradientsReplacedAndClipped, ZeroGrad, StatesReplaced, StatesTakenAway, ValuesWritten,
+        OptionsWritten, LookedAt, TwoOptimizers, OwnLock, Clipping, Operator,
     )
 }  # fmt: skip
 

@@ -113,6 +113,7 @@ def test_steps_on_a_full_disk(tmp_path, filled):
     assert list((tmp_path / "full").iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_a_cache_that_vanishes_while_processes_run(tmp_path, filled):
     """Two at once, in a folder that is deleted each time something has been compiled."""
     vanish = f"""

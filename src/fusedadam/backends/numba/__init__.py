@@ -9,7 +9,6 @@ disk_cache.py  compiled code, kept for later processes
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -72,20 +71,20 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
     words = np.array([values[name] for name in kernel.WORDS], dtype=np.int64)
     batch_at, scale_at = kernel.WORDS.index("batch"), kernel.WORDS.index("grad_scale")
-    plain = _compile_stage(table, stage, scaled=False)
-    scaled = functools.cache(lambda: _compile_stage(table, stage, scaled=True))
+    plain = _ready(_compile_stage(table, stage, scaled=False), words)
+    scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), words))
     if "grad" in stage.reads:
         table.before_scaling.append(scaled)
 
     def run(_alive: object = arrays) -> None:
-        compiled = plain
+        ready = plain
         if table.grad_scale is not None and "grad" in stage.reads:
-            compiled = scaled()
+            ready = scaled()
             words.view(np.float64)[scale_at] = table.grad_scale.item()
         threads = torch.get_num_threads() if worth_sharing else 1
         words[batch_at] = 1 + len(tensor) // (threads * BATCHES)
         counter[0] = 0
-        _run(compiled, words.ctypes.data, threads)
+        ready(threads)
 
     return run
 
@@ -105,16 +104,23 @@ def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
 
 
 def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
+    ready = _ready(function, words)
+
     def run(_alive: object = alive) -> None:
-        _run(function, words.ctypes.data, threads=1)
+        ready(1)
 
     return run
 
 
-def _run(function: int, argument: int, threads: int) -> None:
-    """Calls a kernel, on so many threads, by way of one that sets the mode of each."""
-    call = (ctypes.c_int64 * 2)(function, argument)
-    threading.share(_compile("with_denormals", kernel.WITH_DENORMALS), ctypes.addressof(call), threads)
+def _ready(function: int, words: np.ndarray[Any, Any]) -> Callable[[int], None]:
+    """Calls a kernel with these words, on so many threads, by way of one that sets the mode of each thread."""
+    call = np.array([function, words.ctypes.data], dtype=np.int64)
+    by_way_of, address = _compile("with_denormals", kernel.WITH_DENORMALS), call.ctypes.data
+
+    def run(threads: int, _alive: object = (call, words)) -> None:
+        threading.share(by_way_of, address, threads)
+
+    return run
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:

@@ -7,6 +7,7 @@ function that takes chunks until there are none, so it does not matter which thr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import glob
@@ -69,11 +70,11 @@ def _function(address: int) -> Callable[[int], None]:
 
 
 def share_in_pool(work: Callable[[], object], threads: int) -> None:
+    futures: list[Future[object]] = []
     try:
-        futures = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
-    except RuntimeError:  # shutting down, or another thread has just replaced this pool: the caller does it all
-        futures = []
-    try:
+        with contextlib.suppress(RuntimeError):  # shutting down, or another thread has just replaced this pool
+            for _ in range(threads - 1):
+                futures.append(_pool(threads - 1).submit(work))
         work()
     finally:
         _wait([future for future in futures if not future.cancel()])
