@@ -18,8 +18,6 @@ from fusedadam.shards import is_dtensor, local
 from fusedadam.storage import STORAGES, names
 from fusedadam.transfer import capturing
 
-LARGEST_ROUNDING_ERROR = 1e-12  # of a learning rate that should be 0
-
 
 def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> float:
     """A finite number in [low, below); a tensor of one element counts as one."""
@@ -28,12 +26,6 @@ def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> 
         allowed = f"at least {low:g} and finite" if below == math.inf else f"in [{low:g}, {below:g})"
         raise ValueError(f"{name}={value!r} is out of range; it must be {allowed}")
     return number
-
-
-def learning_rate(value: Any) -> None:
-    """At least 0 and finite. Schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does."""
-    if not -LARGEST_ROUNDING_ERROR <= real("lr", value) < math.inf:
-        raise ValueError(f"lr={value!r} is out of range; it must be at least 0 and finite")
 
 
 def real(name: str, value: Any) -> float:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fusedadam.tracing import MAY_BE_ON_DEVICE
 
+LARGEST_ROUNDING_ERROR = 1e-12  # of a learning rate that should be 0
+
 Group: TypeAlias = dict[str, Any]
 Flags: TypeAlias = tuple[bool, ...]
 Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
@@ -78,10 +80,15 @@ def _found(group: Group, now: list[Any], known: Known, source: Source) -> Known:
 
 
 def readable(group: Group) -> Group:
-    """The group with options that are only known to a device left out of the question: no check waits for one."""
-    return {
-        name: 0.0 if name in MAY_BE_ON_DEVICE and _is_elsewhere(value) else value for name, value in dict(group).items()
-    }
+    """The group as it is checked: no check waits for a device, or minds a rounding error."""
+    now = {n: 0.0 if n in MAY_BE_ON_DEVICE and _is_elsewhere(v) else v for n, v in dict(group).items()}
+    return {**now, "lr": without_rounding_error(now["lr"])} if "lr" in now else now
+
+
+def without_rounding_error(lr: Any) -> Any:
+    """Schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch goes on with what they set."""
+    value = lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 and lr.device.type == "cpu" else lr
+    return 0.0 if isinstance(value, float) and -LARGEST_ROUNDING_ERROR <= value < 0 else lr
 
 
 def only_known_there(group: Group) -> list[str]:

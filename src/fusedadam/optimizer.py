@@ -24,7 +24,15 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam import backends, checks, distributed, memory, state_dicts
 from fusedadam.clipping import norm_of
-from fusedadam.group_options import Flags, GroupOptions, Options, Source, only_known_there, readable
+from fusedadam.group_options import (
+    Flags,
+    GroupOptions,
+    Options,
+    Source,
+    only_known_there,
+    readable,
+    without_rounding_error,
+)
 from fusedadam.launch import Amp
 from fusedadam.plan import Member, Plan, Replaced
 from fusedadam.rule import OWN_FLAGS, Rule, Special
@@ -83,7 +91,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def check(self, group: Group) -> None:
         """Refuses options that are out of range; called for each group before it is taken in."""
-        checks.learning_rate(group["lr"])
+        checks.number("lr", group["lr"])
         checks.number("weight_decay", group["weight_decay"])
         checks.torch_options(group)
         checks.max_grad_norm(group.get("max_grad_norm"))
@@ -190,7 +198,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self, params: list[Tensor], flags: list[Flags], on_device: bool, graph: bool
     ) -> tuple[Plan, Tensors]:
         """The last step's plan if it is still good, else a new one; and the tensors that it works on."""
-        # while it is in use nobody else may take it, and if this step fails the next one makes another
+        # taken away first: if this is interrupted between the look and place(), the next step makes another plan
         plan, self._plan = self._plan, None
         each = zip(self.param_groups, flags, strict=True)
         groups = [on_device, *((len(g["params"]), g.get("backend"), own) for g, own in each)]
@@ -311,7 +319,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         """Refuses options that somebody has put into a group later. A scheduler changes a number at a time."""
         if names == ["lr"] and type(group["lr"]) is float:
-            checks.learning_rate(group["lr"])
+            checks.number("lr", without_rounding_error(group["lr"]))
         else:
             self.check(readable(group))
 
@@ -446,7 +454,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = [{**own, **g, "params": own["params"]} for own, g in zip(self.param_groups, theirs, strict=True)]
         for own, given, group in zip(self.param_groups, theirs, groups, strict=True):
             state_dicts.check_options(given, own, self.fixed, type(self).__name__)
-            self.check(group)
+            self.check(readable(group))
 
         def kept(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
             return self.rule.special({n: bool(self._option(dict(group), n)) for n in self._flags}, param).states

@@ -89,7 +89,11 @@ def test_a_new_process_compiles_nothing(cache, filled):
 
 
 @pytest.mark.parametrize(
-    ("backend", "content"), [("numba", b""), ("eager", b"\x80\x04garbage")], ids=["numba", "eager"]
+    ("backend", "content"),
+    [
+        pytest.param("numba", b"", id="numba"),
+        pytest.param("eager", b"\x80\x04garbage", id="eager", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_steps_with_a_damaged_cache(backend, content, cache, filled):
     """They died in Numba's loader; the eager backend, too, whose tensors are compared by a compiled loop."""

@@ -178,7 +178,7 @@ def test_a_step_that_fails_keeps_no_gradients(name, situation, backend, most):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.exhaustive] * (n != "EmaAdamW")) for n in MAKERS])
 def test_real_signals(name):
     """They come between any two instructions, and while kernels run."""
     command = [sys.executable, "-m", "tests.faults.under_signals", name, "4"]
