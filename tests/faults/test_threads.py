@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.faults.racing import RACES
 
@@ -53,4 +54,6 @@ def test_eagerly():
 )
 def test_for_longer(race, backend):
     """Triton runs in its interpreter, which is enough to see what is read and written."""
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("with a GPU, Triton's interpreter is off")
     assert_survived(outcome(race, backend, seconds=15))
