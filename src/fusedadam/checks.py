@@ -157,17 +157,18 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) ->
         raise RuntimeError(
             f"{name} is a meta tensor and has no memory; materialise it first, with .to_empty(device=...)"
         )
-    if not has_memory(value) and value.data_ptr() == 0:
+    if has_memory(value):
+        return
+    if value.data_ptr() == 0:
         kind = type(value).__name__
         raise RuntimeError(
             f"{name} is a {kind} without memory of its own (sharded or wrapped, or was its storage freed?); use its "
             "local tensor, or a copy"
         )
-    if not has_memory(value):
-        raise RuntimeError(
-            f"{name} has {value.numel()} elements, for which its storage of {value.untyped_storage().nbytes()} bytes "
-            "is too small: the storage was resized under the tensor; resize it back, or use another tensor"
-        )
+    raise RuntimeError(
+        f"{name} has {value.numel()} elements, for which its storage of {value.untyped_storage().nbytes()} bytes is "
+        "too small: the storage was resized under the tensor; resize it back, or use another tensor"
+    )
 
 
 def written(name: str, value: Any) -> None:

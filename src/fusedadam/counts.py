@@ -23,10 +23,9 @@ from fusedadam.tracing import OnDevice
 from fusedadam.transfer import keep_for_graph, sent
 from fusedadam.words import divide
 
-SHIFTS, SIZES = (
-    (0, 6, 12, 18),
-    (64, 64, 64, 128),
-)  # of the digits; the first two, and the last two, are looked up together
+# Where each digit begins in a step number, and how many values it has. The first two are looked up together, and so are
+# the last two.
+SHIFTS, SIZES = (0, 6, 12, 18), (64, 64, 64, 128)
 LAST = (1 << 25) - 1  # later steps get this one's power; float32 counts to 2**24
 PRECISION = 128  # bits behind the point
 ONE = 1 << PRECISION

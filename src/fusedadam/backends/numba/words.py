@@ -21,20 +21,8 @@ from numba.extending import intrinsic
 
 from fusedadam.backends.numba import disk_cache
 
-__all__ = [
-    "NUMBER",
-    "abs",
-    "add_up",
-    "call_with_denormals",
-    "divide",
-    "find_largest",
-    "inline",
-    "kernel",
-    "load",
-    "maximum",
-    "minimum",
-]
-__all__ += ["power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
+__all__ = ["NUMBER", "abs", "add_up", "call_with_denormals", "divide", "find_largest", "inline", "kernel", "load"]
+__all__ += ["maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
