@@ -1,0 +1,58 @@
+"""What the compilers see: the kernels of AdamW and AdamP, one file for each backend, as they are generated.
+
+A change of the generator shows as a diff of these files:
+
+    REWRITE_GOLDEN=1 python -m pytest tests/backends/test_golden.py
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import generated
+
+FOLDER = Path(__file__).with_name("golden")
+OPTIMIZERS = {"adamw": fusedadam.AdamW, "adamp": fusedadam.AdamP}
+
+
+def kernels(kind, backend, monkeypatch) -> list[str]:
+    """The source of each kernel that one step over a float32 matrix runs, in the order in which they are made."""
+    made, load = [], generated.load
+
+    def watched(title, text, made_for):
+        made.append(text)
+        return load(title, text, made_for)
+
+    monkeypatch.setattr(generated, "load", watched)
+    param = torch.nn.Parameter(torch.ones(3, 4))
+    param.grad = torch.ones(3, 4)
+    optimizer = kind([param], backend=backend)
+    optimizer.step()
+    if backend == "eager":
+        return [
+            "\n\n".join(stage.functions)
+            for launch in optimizer._last_plan.launches
+            for stage in launch.table.special.stages
+        ]
+    return [text for text in made if "def look(" not in text]
+
+
+@pytest.mark.parametrize("backend", ["numba", "triton", "eager"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_kernels_are_as_they_were(name, backend, monkeypatch):
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("with a GPU, Triton does not run on the CPU")
+    from fusedadam.backends import numba, triton
+
+    numba._compile.cache_clear()
+    triton._compile.cache_clear()
+    found = "\n\n".join(
+        f"# kernel {k}\n{text.rstrip()}\n" for k, text in enumerate(kernels(OPTIMIZERS[name], backend, monkeypatch), 1)
+    )
+    golden = FOLDER / f"{name}_{backend}.txt"
+    if os.environ.get("REWRITE_GOLDEN"):
+        golden.write_text(found, encoding="utf-8")
+    assert found == golden.read_text("utf-8")
