@@ -12,8 +12,8 @@ import torch
 
 import fusedadam
 from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma, adamp_package
-from fusedadam.optimizer import FusedOptimizer
-from fusedadam.rule import Value, Values, rule
+from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.rules.rule import Value, Values, rule
 
 __all__ = [
     "BertAdamLoop",

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fusedadam
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 COLUMNS = 8  # of the short rows that stand for the true ones
 TENSOR_PARALLEL = 8

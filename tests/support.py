@@ -15,13 +15,13 @@ from torch import Tensor
 from fusedadam import backends
 from fusedadam.cli.verify.judge import ulp
 from fusedadam.clipping import clip
-from fusedadam.launch import Launches
+from fusedadam.engine.launch import Launches
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.rule import OWN_FLAGS, Rule
-from fusedadam.storage import compute_dtype
+from fusedadam.rules.rule import OWN_FLAGS, Rule
+from fusedadam.tensors.storage import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 DTYPES = (F32, BF16, F16, F64)
@@ -40,7 +40,7 @@ PLACES = [
 ]
 
 # Whether a formula is right is asked of Triton's interpreter, which takes long, by the exhaustive tests alone: that all
-# backends give the same bits is tested anyway (tests/lowering).
+# backends give the same bits is tested anyway (tests/backends).
 QUICK_PLACES = [
     pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.exhaustive]) if p.id == "cpu-triton" else p
     for p in PLACES

@@ -107,12 +107,13 @@ def test_a_docstring_that_forgets_an_argument_is_noticed(monkeypatch):
         reference.arguments("AdamW")
 
 
-def test_every_file_of_the_package_is_in_the_architecture():
-    said = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## What each file is for")[2]
+def test_every_room_is_in_the_architecture_and_every_file_that_it_names_exists():
+    said = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## Rooms")[2]
     files = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    listed = set(re.findall(r"`([a-z_]+(?:\.py|/))`", said))
-    assert listed == files | folders
+    assert set(re.findall(r"`([a-z_]+(?:\.py|/))`", said)) == files | folders
+    for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", said):
+        assert (PACKAGE / path).exists(), path
 
 
 def slug(heading: str) -> str:

@@ -28,7 +28,7 @@ from figures import ON_H200, figures, in_words
 
 import fusedadam
 from fusedadam import ascend
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 ROOT = Path(__file__).parents[1]
 PART = re.compile(

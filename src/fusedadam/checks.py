@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam.layout import Span, has_memory, overlaps
-from fusedadam.shards import is_dtensor, local
-from fusedadam.storage import STORAGES, names
-from fusedadam.transfer import capturing
+from fusedadam.tensors.layout import Span, has_memory, overlaps
+from fusedadam.tensors.shards import is_dtensor, local
+from fusedadam.tensors.storage import STORAGES, names
+from fusedadam.tensors.transfer import capturing
 
 
 def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> float:

@@ -11,22 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam import backends, checks, distributed
-from fusedadam.launch import Launches
-from fusedadam.layout import has_memory, is_plain
-from fusedadam.rule import Flag, Scalar, Special, Value, Values, rule
-from fusedadam.shards import distributed_like, is_dtensor, is_partial, local
-from fusedadam.transfer import outside_inference_mode
-from fusedadam.words import abs, largest, minimum, power, sqrt, total  # noqa: A004
+from fusedadam import backends, checks
+from fusedadam.engine.launch import Launches, norm_of
+from fusedadam.optimizers import distributed
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.ops import abs, largest, power, sqrt, total  # noqa: A004
+from fusedadam.rules.rule import Flag, Scalar, Special, Value, Values, rule
+from fusedadam.tensors.layout import has_memory, is_plain
+from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
+from fusedadam.tensors.transfer import outside_inference_mode
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
 
 RECENT = 4  # how many sets of gradients a thread's launches are kept for
-
-
-def clip_factor(norm: Value, max_norm: Scalar) -> Value:
-    """What gradients of this norm are multiplied by, as in torch.nn.utils.clip_grad_norm_; a helper for rules."""
-    return minimum(1.0, max_norm / (norm + 1e-6))
 
 
 def clip_scalars(step: Scalar, max_norm: Scalar, order: Scalar) -> dict[str, Any]:
@@ -187,13 +184,6 @@ def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str,
         del kept[next(iter(kept))]
     kept[key] = launches
     return launches
-
-
-def norm_of(launches: Launches, name: str) -> Tensor | None:
-    """A norm over all parameters that the last run has left, as a tensor of its own on the first one's device."""
-    for table, values in launches.report(name):
-        return values[0].to(table.device, torch.float64 if table.compute == "f64" else torch.float32, copy=True)
-    return None
 
 
 def _order(norm_type: Any) -> float:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
-from fusedadam.launch import Launches
-from fusedadam.launch_table import LaunchTable
+from fusedadam.engine.launch import Launches
+from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.rule import Rule
+from fusedadam.rules.rule import Rule
 
 __all__ = ["adamw_", "ema_adam_"]
 

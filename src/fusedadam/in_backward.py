@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fusedadam.distributed import are_flat
-from fusedadam.optimizer import FusedOptimizer
-from fusedadam.shards import sharding_of
+from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.distributed import are_flat
+from fusedadam.tensors.shards import sharding_of
 
 __all__ = ["step_in_backward"]
 

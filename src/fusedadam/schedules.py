@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from fusedadam.words import cos, divide, maximum, minimum, sqrt, where
+from fusedadam.rules.ops import cos, divide, maximum, minimum, sqrt, where
 
 Schedule: TypeAlias = Literal["warmup_cosine", "warmup_constant", "warmup_linear", "warmup_poly"]
 

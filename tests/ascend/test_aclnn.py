@@ -18,8 +18,8 @@ from fusedadam.ascend import (
     npu_apply_fused_ema_adamw,
 )
 from fusedadam.optimizers.ema_adamw import ema_adam
-from tests.engine.test_bad_input import bits
 from tests.support import BF16, F16, F32, Case, draw, pairwise
+from tests.test_checks import bits
 
 NULLPTR, INVALID = 161001, 161002
 NUMBERS = {"lr": 0.1, "emaDecay": 0.9, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weightDecay": 0.1}

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fusedadam import ascend
-from tests.engine.test_bad_input import ALLOWED, KINDS, VALUES, bits, overlapping, readable
 from tests.support import BF16, F16, F64
+from tests.test_checks import ALLOWED, KINDS, VALUES, bits, overlapping, readable
 
 # what others call the same things: no message may
 OURS = ("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema", "ema_params")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
-from tests.engine import test_bad_input as engine
-from tests.engine.test_bad_input import KINDS, VALUES, everything, leaf, refused
+from tests import test_checks as engine
+from tests.test_checks import KINDS, VALUES, everything, leaf, refused
 
 CLASSES = (NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam, FusedEmaAdamW)
 NPU_ADAMW, NPU_ADAMP, NPU_BERT, EMA_ADAMW = ((cls,) for cls in CLASSES)

@@ -24,7 +24,7 @@ from fusedadam.cli.bench.processes import Failed, Worker
 from fusedadam.cli.bench.results import Report, Result, Set, Spread
 from fusedadam.cli.bench.shapes_from import Unreadable, shapes_from
 from fusedadam.cli.bench.timing import Pace, Timer, compare, parameters_with_gradients
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 F32, BF16 = torch.float32, torch.bfloat16
 MACHINE = {"device": "cpu", "name": "a machine", "threads": 2, "copy_gb_s": 10.0}

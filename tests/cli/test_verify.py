@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusedadam import cache_files, generated
+from fusedadam import generated
 from fusedadam.backends import eager
 from fusedadam.cli import frame, verify
 from fusedadam.cli.verify import cases, run, steps
 from fusedadam.cli.verify.cases import BF16, BY_HAND, F16, F32, F64, FLAGS, MIXES, OPTIMIZERS, Case, chosen, together
 from fusedadam.cli.verify.judge import Member, judge, ulp
 from fusedadam.cli.verify.steps import Place
+from fusedadam.generated import cache_files
 from tests.cli.common import COMMAND, in_terminal, piped, without
 
 NUMBA, EAGER = Place("cpu", "numba"), Place("cpu", "eager")
@@ -255,8 +256,8 @@ def failing(capsys, *arguments):
 def test_a_broken_word_is_found(monkeypatch, capsys):
     """As an approximate square root would be, if it were off by one part in 100,000."""
     few(monkeypatch, PLAIN)
-    sqrt = eager.WORDS["sqrt"]
-    monkeypatch.setattr(eager, "WORDS", {**eager.WORDS, "sqrt": lambda x: sqrt(x) * 1.00001})
+    sqrt = eager.OPS["sqrt"]
+    monkeypatch.setattr(eager, "OPS", {**eager.OPS, "sqrt": lambda x: sqrt(x) * 1.00001})
     said = failing(capsys, "--backend", "eager")
     assert "FAILED" in said
     assert "AdamW(), parameters in float32, states in float32; on cpu eager:" in said

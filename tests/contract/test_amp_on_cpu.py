@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fusedadam
-from fusedadam.counts import LAST, RECENT, Count, DeviceCount, Powers, PowerTables, recent_powers
-from fusedadam.device_scalars import DeviceScalars
-from fusedadam.launch_table import LaunchTable
+from fusedadam.engine.device_scalars import DeviceScalars
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.rules.counts import LAST, RECENT, Count, DeviceCount, Powers, PowerTables, recent_powers
 from tests.contract.common import (
     CLIPPED,
     EVERY,

@@ -33,7 +33,7 @@ from tests.contract.common import (
     tensors,
     train,
 )
-from tests.engine.test_memory import allocated
+from tests.engine.test_kept_alive import allocated
 from tests.support import BF16, F16, F32, F64
 
 # closures and hooks

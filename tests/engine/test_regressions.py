@@ -9,8 +9,8 @@ import torch
 
 import fusedadam
 from fusedadam.backends.numba.threading import share_in_pool
-from fusedadam.rule import Value, Values, rule
-from fusedadam.words import where
+from fusedadam.rules.ops import where
+from fusedadam.rules.rule import Value, Values, rule
 from tests.support import PLACES, Case, apply, assert_same_bits, draw
 
 

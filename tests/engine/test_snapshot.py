@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import snapshot, tensor_words
-from fusedadam.snapshot import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME, Slot, Snapshot
+from fusedadam.engine import snapshot
+from fusedadam.engine.snapshot import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME, Slot, Snapshot
+from fusedadam.tensors import internals
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -19,7 +20,7 @@ def loop(request, monkeypatch):
         monkeypatch.setattr(snapshot, "prepare_loop", lambda: None)
     else:
         assert snapshot.prepare_loop() is not None, "torch and Numba here can serve the compiled loop"
-        assert tensor_words.find() is not None
+        assert internals.find() is not None
     return request.param
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedadam.layout import overlaps
+from fusedadam.tensors.layout import overlaps
 
 # no dimension, no element, one element, dimensions of size 1, odd sizes, more than one block of a kernel
 SHAPES = ((1,), (5,), (), (0,), (3, 0), (4, 3), (3, 3), (1, 7), (2, 3, 2, 2), (3, 1, 2, 1), (37,), (1030,))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import Phase
 
-from fusedadam import plan, snapshot
-from fusedadam.optimizer import FusedOptimizer
-from fusedadam.plan import Plan
+from fusedadam.engine import plan, snapshot
+from fusedadam.engine.plan import Plan
+from fusedadam.optimizers.base import FusedOptimizer
 from tests.fuzz.machine import fuzz, machine
 
 EXAMPLES = 60
@@ -23,7 +23,7 @@ WRONG_STEP = r"of parameter \d+ in step \d+: element"
 def blind_to_the_negative_bit(monkeypatch):
     """Compares tensors between steps in Python, ignoring the bit, and switches the compiled loop off."""
     sees = inspect.getsource(snapshot._plain_look)
-    blind = sees.replace("keys = tensor_words.dispatch_keys(here)", "keys = 0")
+    blind = sees.replace("keys = internals.dispatch_keys(here)", "keys = 0")
     assert blind != sees, "_plain_look no longer reads the dispatch keys: adapt this replacement"
     space = dict(vars(snapshot))
     exec(f"from __future__ import annotations\n{blind}", space)

@@ -26,7 +26,7 @@ OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "delta": 0.1, "wd_ratio": 0.2}
 FLAGS = ("weight_decay", "nesterov", "maximize")
 EVERY_FLAG = pairwise((0.0, 0.3), (False, True), (False, True))
 STEPS = 56
-# Triton's interpreter would take minutes for so many steps; tests/lowering shows that it gives the bits of the others
+# Triton's interpreter would take minutes for so many steps; tests/backends shows that it gives the bits of the others
 
 
 def as_it_is(t):

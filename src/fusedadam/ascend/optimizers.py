@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.clipping import clip_grad_norm_
-from fusedadam.optimizer import FusedOptimizer, Group, Params
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import AdamW
+from fusedadam.optimizers.base import FusedOptimizer, Group, Params
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 

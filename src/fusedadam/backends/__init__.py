@@ -5,7 +5,7 @@ triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
 Each has ``prepare(table)``, which compiles whatever is needed and returns the functions that run the stages of a table,
-and ``share(sum, parts)`` for sums over several parameters.
+and ``sum_across(sum, terms)`` for sums over several parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import warnings
 
 import torch
 
-from fusedadam.launch import Backend
+from fusedadam.engine.backend import Backend
 
 NAMES = ("numba", "triton", "eager")
 TRITON_DEVICES = ("cuda", "xpu", "npu")  # "cuda" is also what ROCm calls itself
@@ -77,7 +77,7 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
 @functools.cache
 def _load(name: str) -> Backend:
     module = importlib.import_module(f"fusedadam.backends.{name}")
-    return Backend(module.prepare, module.share, needs_tensors=name == "eager")
+    return Backend(module.prepare, module.sum_across, needs_tensors=name == "eager")
 
 
 @functools.cache

@@ -14,16 +14,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusedadam import sums
-from fusedadam.launch import Part
-from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.stages import Stage, Sum
-from fusedadam.storage import STORAGES
-from fusedadam.words import WORDS
+from fusedadam.engine.backend import sum_across_devices
+from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.rules import sums
+from fusedadam.rules.ops import OPS
+from fusedadam.rules.stages import Stage, Sum
+from fusedadam.tensors.storage import STORAGES
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in STORAGES.items()}
 Update: TypeAlias = Callable[..., tuple[Tensor, ...]]
+sum_across = sum_across_devices
 
 
 def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
@@ -103,19 +104,6 @@ def _tensors(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], No
     return run
 
 
-def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
-    """Adds up ``one`` over each list of parts, and gives every part the result; the parts may be on several devices."""
-
-    def run() -> None:
-        for own in parts:
-            terms = torch.stack([part.table.value(part.term)[part.column].to(own[0].table.home) for part in own])
-            result = sums.combine(terms, one.largest)
-            for part in own:
-                part.table.value(one.name)[part.column] = result
-
-    return run
-
-
 def _bind(
     table: LaunchTable, stage: Stage, device: torch.device
 ) -> tuple[torch.dtype, Callable[[float], Tensor], Update]:
@@ -134,7 +122,7 @@ def _bind(
 
         return round_trip
 
-    space: dict[str, Any] = {**WORDS, "divide": operator.truediv, "number": number}
+    space: dict[str, Any] = {**OPS, "divide": operator.truediv, "number": number}
     space |= {f"_stored_{role}": stored(role) for role in table.storage}
     exec("\n".join(stage.functions), space)
     return compute, number, space["update"]

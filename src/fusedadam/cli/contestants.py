@@ -15,7 +15,7 @@ import torch
 
 import fusedadam
 from fusedadam.cli.peers import AdamPLoop, BertAdamLoop, TorchAdamWWithEma
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 OURS = "fusedadam"
 COMPILES = "compiles for minutes, so only if it is asked for (--peers all, or by name)"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.clipping import clip_factor
-from fusedadam.optimizer import FusedOptimizer, Group, Params
-from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import abs, divide, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
+from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 PROJECTIONS = ("none", "layer", "channel")
 

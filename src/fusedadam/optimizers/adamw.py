@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.clipping import clip_factor
-from fusedadam.optimizer import FusedOptimizer, Group, Params
-from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.words import divide, maximum, sqrt, total
+from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.ops import divide, maximum, sqrt, total
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 
 # fmt: off

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.clipping import clip_factor
-from fusedadam.optimizer import FusedOptimizer, Group, Params
-from fusedadam.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.ops import divide, group_sum, maximum, sqrt, tensor_sum, total, where
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.schedules import SCHEDULES, Schedule
-from fusedadam.words import divide, group_sum, maximum, sqrt, tensor_sum, total, where
 
 CLIPS = ("parameter", "group", "all")
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam import checks, distributed
-from fusedadam.clipping import clip_factor
-from fusedadam.optimizer import FusedOptimizer, Group, Params, State
-from fusedadam.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.shards import local, memory_of
-from fusedadam.words import minimum, sqrt, total, where
+from fusedadam import checks
+from fusedadam.optimizers import distributed
+from fusedadam.optimizers.base import FusedOptimizer, Group, Params, State
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.ops import minimum, sqrt, total, where
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.tensors.shards import local, memory_of
 
 
 # fmt: off

@@ -1,33 +1,30 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
-words.py       the words, loads and stores, for Numba
+ops.py         the ops, loads and stores, for Numba
 kernel.py      the source of a stage's kernel
 sums.py        the source of the kernels that finish sums
 threading.py   the threads they run on
-disk_cache.py  compiled code, kept for later processes
 """
 
 from __future__ import annotations
 
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fusedadam import cache_files, generated
+from fusedadam import generated
 from fusedadam.backends.numba import kernel, sums, threading
-from fusedadam.launch import Part, addresses
-from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.stages import Stage, Sum
+from fusedadam.engine.backend import SharedTerm, addresses
+from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.rules.stages import Stage, Sum
 
 CHUNK = 32768
 SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
 BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
-# Settings of Numba that change the code it generates; those for the processor are in its description of that
-SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "USING_SVML")
 
 
 def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
@@ -69,8 +66,8 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
-    words = np.array([values[name] for name in kernel.WORDS], dtype=np.int64)
-    batch_at, scale_at = kernel.WORDS.index("batch"), kernel.WORDS.index("grad_scale")
+    words = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
+    batch_at, scale_at = kernel.ARGUMENTS.index("batch"), kernel.ARGUMENTS.index("grad_scale")
     plain = _ready(_compile_stage(table, stage, scaled=False), words)
     scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), words))
     if "grad" in stage.reads:
@@ -91,11 +88,11 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
 
 def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     values = {"table": table.words.ctypes.data, "tensors": table.words.shape[1]}
-    words = np.array([values.get(name, 0) for name in kernel.WORDS], dtype=np.int64)
+    words = np.array([values.get(name, 0) for name in kernel.ARGUMENTS], dtype=np.int64)
     return _call(_compile_stage(table, stage, scaled=False), words, table.words)
 
 
-def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Callable[[], None]:
+def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
     """Adds up ``one`` over each list of parts, and gives every part the result."""
     arrays = addresses(one, parts)
     words = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
@@ -136,16 +133,8 @@ def _compile(title: str, text: str) -> int:
 
 @functools.cache
 def made_for() -> str:
-    """Everything else that decides what is compiled: versions, processor, Numba's settings, the source of the words."""
-    import inspect
+    """What decides how a kernel is compiled, besides its own source: Numba, the processor, and the ops."""
+    from fusedadam.backends.numba import ops
+    from fusedadam.generated import numba_cache  # imports Numba
 
-    import llvmlite
-    import numba
-    from numba.core.registry import cpu_target
-
-    from fusedadam.backends.numba import words
-
-    versions = f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__} {cache_files.FORMAT!r}"
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    settings = {name: str(getattr(numba.config, name, None)) for name in SETTINGS}
-    return f"{versions} {processor} {settings}\n{inspect.getsource(words)}"
+    return f"{numba_cache.made_for()}\n{inspect.getsource(ops)}"

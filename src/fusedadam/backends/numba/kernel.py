@@ -1,7 +1,7 @@
 """The Numba kernels of a rule's stages, as source text.
 
 Straight through memory: one loop over chunks, one over elements. Where rows matter or terms are summed: row by row,
-or segment by segment, with the lanes of ``fusedadam.sums`` in memory on the stack, where they stay in the cache.
+or segment by segment, with the lanes of ``fusedadam.rules.sums`` in memory on the stack, where they stay in the cache.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusedadam.generated import indented
-from fusedadam.stages import Stage
-from fusedadam.sums import LANES, SEGMENT
+from fusedadam.rules.stages import Stage
+from fusedadam.rules.sums import LANES, SEGMENT
 
 # What a kernel is handed: the address of these words, one int64 (or the bits of a float64) each.
-WORDS = ("table", "tensors", "chunk_tensor", "chunk_first", "chunks", "chunk_size", "batch", "counter", "grad_scale")
+ARGUMENTS = (
+    "table",
+    "tensors",
+    "chunk_tensor",
+    "chunk_first",
+    "chunks",
+    "chunk_size",
+    "batch",
+    "counter",
+    "grad_scale",
+)
 # Calls the kernel at an address with an argument, both of which are the words that it is handed.
 WITH_DENORMALS = """
-from fusedadam.backends.numba.words import *
+from fusedadam.backends.numba.ops import *
 
 
 @kernel
@@ -37,7 +47,7 @@ def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) ->
     any_nan = {storage[r] for r in stage.reads} != {"bf16"}
     return [
         f"# {title}, {stage.space}s: {', '.join(f'{r} {storage[r]}' for r in stage.arrays)}, computed in {compute}",
-        "from fusedadam.backends.numba.words import *",
+        "from fusedadam.backends.numba.ops import *",
         "",
         f'number = NUMBER["{compute}"]',
         f'scalar = load("f64", "{compute}")',
@@ -55,7 +65,10 @@ def _head(title: str, stage: Stage, storage: Mapping[str, str], compute: str) ->
         "",
         "@kernel",
         "def run(_words):",
-        *(f"    _{name} = {'scalar' if name == 'grad_scale' else 'word'}(_words, {k})" for k, name in enumerate(WORDS)),
+        *(
+            f"    _{name} = {'scalar' if name == 'grad_scale' else 'word'}(_words, {k})"
+            for k, name in enumerate(ARGUMENTS)
+        ),
     ]
 
 

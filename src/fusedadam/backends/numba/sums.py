@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusedadam.generated import indented
-from fusedadam.stages import Sum
-from fusedadam.sums import UPPER_LANES
+from fusedadam.rules.stages import Sum
+from fusedadam.rules.sums import UPPER_LANES
 
 _HEAD = f"""
-from fusedadam.backends.numba.words import *
+from fusedadam.backends.numba.ops import *
 
 number = NUMBER["f64"]
 load_f32, load_f64 = load("f32", "f64"), load("f64", "f64")

@@ -1,6 +1,6 @@
 """The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch a stage for all tensors.
 
-words.py    the words for Triton
+ops.py      the ops for Triton
 kernel.py   the source of a stage's kernel
 sums.py     the kernels that finish sums
 
@@ -20,12 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import generated
-from fusedadam.backends.triton import kernel, sums, words
-from fusedadam.launch import Part, addresses
-from fusedadam.launch_table import LaunchTable, Roles
-from fusedadam.stages import Stage, Sum
-from fusedadam.sums import LANES, UPPER_LANES
-from fusedadam.transfer import sent
+from fusedadam.backends.triton import kernel, ops, sums
+from fusedadam.engine.backend import SharedTerm, addresses
+from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.rules.stages import Stage, Sum
+from fusedadam.rules.sums import LANES, UPPER_LANES
+from fusedadam.tensors.transfer import sent
 
 
 class Tile(NamedTuple):
@@ -116,7 +116,7 @@ def _launch(
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.storage_of(stage), table.compute_of(stage)
-        text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, words.INTERPRETED)
+        text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
         return _compile(table.special.rule.name, text)
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
@@ -164,7 +164,7 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
     return launches
 
 
-def share(one: Sum, parts: Sequence[Sequence[Part]]) -> Run:
+def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
     """Adds up ``one`` over each list of parts, and gives every part the result."""
     device = parts[0][0].table.device
     terms, results, begins = (sent(array, device) for array in addresses(one, parts))
@@ -189,7 +189,7 @@ def _ready(
     """
     if not grid[0]:
         return lambda: None
-    if words.INTERPRETED:
+    if ops.INTERPRETED:
         return lambda *now: function[grid](*(now or arguments))
     with _current(device):
         ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]

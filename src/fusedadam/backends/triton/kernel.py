@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusedadam.generated import indented
-from fusedadam.stages import Stage
-from fusedadam.sums import SEGMENT
+from fusedadam.rules.stages import Stage
+from fusedadam.rules.sums import SEGMENT
 
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
 ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"
@@ -53,7 +53,7 @@ class _Writer:
             f"# {title}, {self.stage.space}s: {kept}, computed in {self.compute}",
             "import triton",
             "import triton.language as tl",
-            f"from fusedadam.backends.triton.words import {', '.join(words)}",
+            f"from fusedadam.backends.triton.ops import {', '.join(words)}",
             "",
             *(f"\n@triton.jit\ndef _stored_{r}(x):\n    return {self.round_trip(r)}\n" for r in rounded),
             *(f"\n@triton.jit\n{function}\n" for function in self.stage.functions),

@@ -1,7 +1,7 @@
 """The Triton kernels that finish sums: segments into rows and tensors, and tensors into sums over several of them.
 
-All of them add in the order of ``fusedadam.sums``. ``LANES`` may be fewer than its ``UPPER_LANES`` where there are
-fewer terms.
+All of them add in the order of ``fusedadam.rules.sums``. ``LANES`` may be fewer than its ``UPPER_LANES`` where there
+are fewer terms.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fusedadam.backends.triton.words import fold, maximum
+from fusedadam.backends.triton.ops import fold, maximum
 
 
 @triton.jit

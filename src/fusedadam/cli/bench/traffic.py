@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fusedadam.cli.bench.timing import Step, waiting_for
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:

@@ -18,7 +18,7 @@ from fusedadam.cli.bench.shapes import Shape
 from fusedadam.cli.bench.timing import Timer, large_copy, parameters_with_gradients
 from fusedadam.cli.children import stay_deaf
 from fusedadam.machine import processor
-from fusedadam.optimizer import FusedOptimizer
+from fusedadam.optimizers.base import FusedOptimizer
 
 HOST_CALLS = 5
 

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends, cache_files
+from fusedadam import backends
+from fusedadam.generated import cache_files
 from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")

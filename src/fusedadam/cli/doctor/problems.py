@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusedadam import cache_files
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
-from fusedadam.memory import readable
+from fusedadam.generated import cache_files
+from fusedadam.optimizers.memory import readable
 
 OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
 # Numba's own, and why they are set in vain: kernels are single C functions that torch's threads call.

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends, cache_files
+from fusedadam import backends
 from fusedadam.cli import arguments as types
 from fusedadam.cli import display, frame
 from fusedadam.cli.doctor.facts import triton_folder
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.run import Failure, Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
+from fusedadam.generated import cache_files
 from fusedadam.machine import cores
 
 MOST_JOBS = 4  # more gain little, and each takes memory on a GPU

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.clipping import clip_factor
-from fusedadam.rule import OWN_FLAGS, OWN_SCALARS, Rule
-from fusedadam.storage import compute_dtype
+from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules.rule import OWN_FLAGS, OWN_SCALARS, Rule
+from fusedadam.tensors.storage import compute_dtype
 
 F64 = torch.float64
 EXPONENT = 0x7FF0000000000000  # of a float64

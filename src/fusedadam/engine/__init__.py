@@ -1,0 +1,14 @@
+"""One step over all parameters: what moved, which kernels run, with which scalars, in which order.
+
+Everything that can be precomputed is, in a plan that is kept from step to step. Optimizers, operators and clipping all
+come through here; backends implement backend.py.
+
+snapshot.py, snapshot_loop.py   have tensors moved since the last step? and the compiled loop that asks
+plan.py                         what stays the same from step to step
+step_counts.py                  how often each parameter was updated, on the host or on the device
+device_scalars.py               scalars of a step that only the device knows
+launch.py                       stages in order, over all parameters: measure, decide, apply
+launch_table.py                 tensors as addresses, sizes and scalars, in one table
+reduction.py                    sums over shards: one all-reduce a round
+backend.py                      the protocol that backends implement
+"""

@@ -1,0 +1,60 @@
+"""What a backend is to the engine: the protocol that ``fusedadam.backends`` implement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from fusedadam.engine.launch_table import Int64s, LaunchTable, Roles
+from fusedadam.rules import sums
+from fusedadam.rules.stages import Sum
+
+Run: TypeAlias = Callable[[], None]
+RunStage: TypeAlias = Callable[[Sequence[Roles]], None]
+
+
+class SharedTerm(NamedTuple):
+    """One parameter's term of a sum over several: the table and column that hold it, and that receive the sum."""
+
+    table: LaunchTable
+    column: int
+    term: str
+
+
+SumAcross: TypeAlias = Callable[[Sum, Sequence[Sequence[SharedTerm]]], Run]
+
+
+class Backend(NamedTuple):
+    """What runs a rule over a table.
+
+    ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
+    there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
+    """
+
+    prepare: Callable[[LaunchTable], Mapping[int, RunStage]]
+    sum_across: SumAcross
+    needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
+
+
+def addresses(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:
+    """Where the terms of a sum are and where it goes, term by term, and where each list begins."""
+    every = [term for own in lists for term in own]
+    terms = np.array([own.table.entry(own.term, own.column) for own in every], dtype=np.int64)
+    results = np.array([own.table.entry(one.name, own.column) for own in every], dtype=np.int64)
+    return terms, results, np.cumsum([0, *map(len, lists)], dtype=np.int64)
+
+
+def sum_across_devices(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> Run:
+    """A ``sum_across`` in plain torch, for terms that may be on several devices."""
+
+    def run() -> None:
+        for own in lists:
+            terms = torch.stack([term.table.value(term.term)[term.column].to(own[0].table.home) for term in own])
+            result = sums.combine(terms, one.largest)
+            for term in own:
+                term.table.value(one.name)[term.column] = result
+
+    return run

@@ -1,0 +1,229 @@
+"""Have the tensors moved since the last step? The answer costs a fraction of a microsecond a parameter.
+
+A launch table stays good as long as every parameter, gradient and state has the address, dtype, shape, strides, device
+and dispatch keys (is it negated, is it zeros without memory?) that it had, and a storage that is large enough. In plain
+Python that question takes longer than the whole update of a small tensor, so it is asked by a compiled loop
+(snapshot_loop.py) that reads tensors through the DLPack exchange interface and internals.py, where torch has them
+and Numba is there. A snapshot holds numbers, never tensors; those that it has looked at are handed to the caller, who
+keeps them until the kernels are done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam.engine.launch_table import Int64s
+from fusedadam.tensors import internals
+from fusedadam.tensors.layout import address_of, extent, has_memory
+from fusedadam.tensors.shards import is_dtensor, local
+
+SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
+PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
+DIMENSIONS = 16  # of a tensor; with more, the plain look is used
+HINTS = 8  # words in which the compiled loop notes where a slot led to
+C_FUNCTIONS = (
+    "PyList_GetItem", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_IncRef", "PyErr_Clear",
+)  # fmt: skip
+
+
+class Slot(NamedTuple):
+    """A tensor to be looked at: ``what`` of the ``param``-th parameter, whose state is the ``state``-th."""
+
+    param: int
+    what: int | str  # PARAM, GRAD, NO_GRAD (a gradient that is expected to be None) or the key of a state
+    state: int = -1
+
+    @property
+    def code(self) -> int:
+        return self.what if isinstance(self.what, int) else STEP if self.what == "step" else STATE
+
+
+Tensors: TypeAlias = list[Any]  # what was found in each slot
+Look: TypeAlias = Callable[[list[Tensor], dict[Any, Any]], tuple[int, Tensors]]
+
+
+class Snapshot:
+    """``compare(params, states)`` says SAME, MOVED or CHANGED. Unless it is CHANGED, ``addresses`` are then the present
+    ones, and the tensors that come with the answer are the ones that have them: another thread may replace a gradient
+    at any time, but its memory stays as long as they are kept.
+
+    ``params`` and ``states`` are the optimizer's, handed in anew each time; their order counts.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any], expected: Tensors | None = None
+    ) -> None:
+        """``expected``: the tensors that are to be in the slots; see ``is_of_expected``."""
+        self.slots = list(slots)
+        self.params, self.owners = list(map(id, params)), list(map(id, states))
+        tensors = list(find(self.slots, params, states)) if expected is None else expected
+        self.addresses: Int64s = np.array([0 if t is None else address_of(local(t)) for t in tensors], dtype=np.int64)
+        self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each is divided among processes
+        self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
+        _, found = self.compare(params, states)
+        if self.compare(params, states)[0] != SAME:  # a tensor that the compiled loop cannot describe
+            self.compare = _plain_look(self, tensors)
+            _, found = self.compare(params, states)
+        # False: another thread has replaced one of them in the meantime
+        self.is_of_expected = len(found) == len(tensors) and all(map(operator.is_, found, tensors))
+
+    def divided_as_before(self, tensors: Tensors) -> bool:
+        """Whether other descriptions of how tensors are divided say the same."""
+        for k, tensor in enumerate(tensors):
+            known = self.specs[k]
+            if known is not None and tensor._spec is not known:
+                if tensor._spec.placements != known.placements or tensor._spec.mesh != known.mesh:
+                    return False
+                self.specs[k] = tensor._spec
+        return True
+
+
+def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) -> Iterator[Any]:
+    """What is in each slot now."""
+    values = list(states.values())
+    for param, what, state in slots:
+        if isinstance(what, str):
+            yield values[state].get(what)
+        else:
+            yield params[param] if what == PARAM else params[param].grad
+
+
+def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
+    seen: list[Any] = [None] * len(snapshot.slots)
+
+    def look(params: list[Tensor], states: dict[Any, Any]) -> tuple[int, Tensors]:
+        params, states = list(params), dict(states)  # at once: other threads may change them at any time
+        if list(map(id, params)) != snapshot.params or list(map(id, states)) != snapshot.owners:
+            return CHANGED, []
+        answer, tensors = SAME, list(find(snapshot.slots, params, states))
+        for k, tensor in enumerate(tensors):
+            what = snapshot.slots[k].what
+            if what == NO_GRAD:
+                answer = answer if tensor is None else CHANGED
+                continue
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+                return CHANGED, []
+            here = local(tensor)
+            keys = internals.dispatch_keys(here)
+            layout = (type(tensor), here.dtype, here.size(), here.stride(), here.device, keys)
+            if layout != seen[k] or not has_memory(here):
+                seen[k], answer = layout, CHANGED
+            address = address_of(here)
+            if address != snapshot.addresses[k]:
+                snapshot.addresses[k] = address
+                answer = max(answer, CHANGED if what == "step" else MOVED)
+        if answer != CHANGED and not snapshot.divided_as_before(tensors):
+            answer = CHANGED
+        return answer, tensors
+
+    return look
+
+
+@functools.cache
+def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
+    """The compiled loop, or None where torch or Numba cannot serve it: then the plain one does, only slower."""
+    capsule, at = getattr(Tensor, "__dlpack_c_exchange_api__", None), internals.find()
+    if capsule is None or at is None or importlib.util.find_spec("numba") is None:
+        return None
+    if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):  # a Python with other objects
+        return None
+    from fusedadam import generated
+
+    try:
+        from fusedadam.generated import numba_cache
+
+        made_for = numba_cache.made_for()
+    except ImportError:  # a Numba that does not go with this numpy, say
+        return None
+    text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
+    run = generated.load("snapshot", text, made_for).look
+    functions = np.array([*map(_address, C_FUNCTIONS), _dltensor_from_object(capsule)], dtype=np.int64)
+    grad = "grad"
+
+    def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
+        if not _can_be_read(tensors):
+            return _plain_look(snapshot, tensors)
+        rows = []
+        for slot, tensor, spec in zip(snapshot.slots, tensors, snapshot.specs, strict=True):
+            inner = (0, 0) if spec is None else (id(type(tensor._local_tensor)), id(spec))
+            needed = 0 if tensor is None else extent(local(tensor))
+            rows.append((slot.param, slot.code, id(slot.what), slot.state, id(type(tensor)), *inner, needed))
+        slots = np.array(rows, dtype=np.int64).reshape(-1, 8)
+        params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
+        layouts = np.full((len(slots), 3 + 2 * DIMENSIONS), -1, dtype=np.int64)
+        described = np.zeros(6, dtype=np.int64)  # one DLTensor
+        otherwise = np.zeros(1, dtype=np.int64)  # whether something comes with another description of its division
+        hints = np.zeros((len(slots), HINTS), dtype=np.int64)
+        arrays = (params, owners, slots, snapshot.addresses, layouts, described, otherwise, hints)
+        params_at, owners_at, slots_at, *others_at = (array.ctypes.data for array in arrays)
+        addresses_at, layouts_at, described_at, otherwise_at, hints_at = others_at
+        tables = [params_at, len(params), owners_at, len(owners), slots_at, len(slots)]
+        tables += [addresses_at, layouts_at, DIMENSIONS, described_at, otherwise_at, hints_at, *at]
+        divided = _dtensor_words() if any(spec is not None for spec in snapshot.specs) else (0, 0)
+        words = np.array([*functions, 0, 0, 0, 0, id(None), id(grad), *divided, *tables], dtype=np.int64)
+        lists = slice(len(functions), len(functions) + 4)
+
+        def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> tuple[int, Tensors]:
+            now, states = list(now), dict(states)  # at once: other threads may change them at any time
+            now_owners, values = list(states), list(states.values())
+            if len(now) != len(params) or len(now_owners) != len(owners):
+                return CHANGED, []
+            tensors: Tensors = [None] * len(slots)
+            words[lists] = id(now), id(now_owners), id(values), id(tensors)
+            otherwise[0] = 0
+            answer: int = run(words)
+            if otherwise[0] and answer != CHANGED and not snapshot.divided_as_before(tensors):
+                answer = CHANGED
+            return answer, tensors
+
+        return look
+
+    return make
+
+
+@functools.cache
+def _dtensor_words() -> tuple[int, int]:
+    """Which words of a DTensor are its local tensor and the description of how it is divided."""
+    from torch.distributed.tensor import DTensor
+
+    return _word_of(DTensor.__dict__["_local_tensor"]), _word_of(DTensor.__dict__["_spec"])
+
+
+def _can_be_read(tensors: Sequence[Any]) -> bool:
+    """Whether divided tensors keep a plain local tensor where their class says; it may be one still under way."""
+    if any(tensor is not None and tensor.dim() > DIMENSIONS for tensor in tensors):
+        return False
+    for tensor in filter(is_dtensor, tensors):
+        words = [ctypes.c_void_p.from_address(id(tensor) + 8 * word).value for word in _dtensor_words()]
+        if type(tensor._local_tensor) is not Tensor or words != [id(tensor._local_tensor), id(tensor._spec)]:
+            return False
+    return True
+
+
+def _word_of(slot: Any) -> int:
+    """Where the objects of a class with ``__slots__`` keep one: what CPython itself goes by."""
+    member = ctypes.c_void_p.from_address(id(slot) + 40).value or 0  # after the head, class, name and qualified name
+    return (ctypes.c_ssize_t.from_address(member + 16).value) // 8  # after name and kind
+
+
+def _address(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
+def _dltensor_from_object(capsule: Any) -> int:
+    """The function that describes a tensor without owning it, out of DLPack's exchange table."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = get(capsule, b"dlpack_exchange_api")
+    # header (version, previous table), then: allocate, from_object, to_object, dltensor_from_object, stream
+    return (ctypes.c_void_p * 6).from_address(table)[5] or 0

@@ -1,0 +1,97 @@
+"""The step counts of all parameters: one flat tensor for each home, of which each ``state["step"]`` is a view.
+
+To torch and to state dicts they look as in torch.optim: a float32 tensor without dimensions for each parameter, on the
+CPU, or on the parameter's device where the host cannot know the count (GradScaler, capturable). But a thousand of them
+are counted up in one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam.engine.launch_table import Floats, Int64s
+from fusedadam.tensors.transfer import capturing, sent
+
+Places: TypeAlias = Int64s | slice
+HOST = torch.device("cpu")
+
+
+class Counts(NamedTuple):
+    """Counts that are about to be one tensor, ``flat``: where each owner's is, and the views that some get anew."""
+
+    home: torch.device
+    flat: Tensor
+    positions: dict[Any, int]
+    views: dict[Any, Tensor]
+
+    def places(self, owners: Iterable[Any]) -> Places:
+        places = np.array([self.positions[owner] for owner in owners], dtype=np.int64)
+        everyone_in_order = np.array_equal(places, np.arange(len(self.flat)))
+        return slice(None) if everyone_in_order else places
+
+
+class StepCounts:
+    def __init__(self) -> None:
+        self._flats: dict[torch.device, Tensor] = {HOST: _flat([], HOST)}
+        self._numbers = self._flats[HOST].numpy()
+        self.in_graph = False
+
+    @property
+    def on_device(self) -> bool:
+        """Whether some counts are where the host does not know them."""
+        return len(self._flats) > 1
+
+    def prepare(self, active: Mapping[Any, Any], everyone: Mapping[Any, Any], home: torch.device) -> Counts:
+        """Makes every count that belongs there a view of one tensor. This may fail, and changes nothing yet: ``take``
+        does. ``active``: the present counts of the parameters that take part in the step; ``everyone``: of all."""
+        places = {owner: self._place(step, home) for owner, step in active.items()}
+        if None not in places.values():
+            return Counts(home, self._flats[home], places, {})  # type: ignore[arg-type]
+        if capturing() or (home in self._flats and home != HOST and self.in_graph):
+            raise RuntimeError(
+                "step counts would have to move, but a CUDA graph has captured where they are; take a step with "
+                "all parameters before the capture"
+            )
+        values = {owner: step for owner, step in everyone.items() if _home(step) == home} | dict(active)
+        flat = _flat(list(values.values()), home)
+        return Counts(home, flat, {owner: k for k, owner in enumerate(values)}, dict(zip(values, flat, strict=True)))
+
+    def take(self, counts: Counts, states: dict[Any, dict[str, Any]]) -> None:
+        """Cannot fail."""
+        for owner, view in counts.views.items():
+            states[owner]["step"] = view
+        self._flats[counts.home] = counts.flat
+        self._numbers = self._flats[HOST].numpy()  # anew each time: share_memory_() moves the storage under it
+
+    def next(self, places: Places) -> Floats:
+        """The numbers of the steps that are about to be taken, on the host."""
+        return self._numbers[places] + np.float64(1)
+
+    def set(self, places: Places, steps: Floats) -> None:
+        self._numbers[places] = steps
+
+    def _place(self, step: Any, home: torch.device) -> int | None:
+        flat = self._flats.get(home)
+        if flat is None or not isinstance(step, Tensor) or step.dtype != torch.float32 or step.device != home:
+            return None
+        offset = step.data_ptr() - flat.data_ptr()
+        return offset // 4 if 0 <= offset < 4 * len(flat) else None
+
+
+def _flat(values: list[Any], home: torch.device) -> Tensor:
+    """The counts as one tensor there."""
+    if home == HOST:
+        return torch.tensor([float(value) for value in values], dtype=torch.float32, device=HOST)
+    if all(_home(value) == HOST for value in values):
+        return sent(np.array([float(value) for value in values], dtype=np.float32), home)
+    # without asking the device for those that are there
+    return torch.stack([torch.as_tensor(value, dtype=torch.float32).to(home).reshape(()) for value in values])
+
+
+def _home(step: Any) -> torch.device:
+    return step.device if isinstance(step, Tensor) else HOST

@@ -1,0 +1,135 @@
+"""What an optimizer keeps in memory, in words: the last lines of ``repr(optimizer)``, and ``memory_summary()``.
+
+What is counted is what lies on this machine: of a sharded tensor the local part, of an expanded gradient the elements
+that exist. Nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fusedadam import backends
+from fusedadam.tensors.shards import local
+
+if TYPE_CHECKING:
+    from fusedadam.optimizers.base import FusedOptimizer
+
+PARAMETERS, GRADIENTS, TABLES = "parameters", "gradients", "launch tables"
+
+
+class Kept(NamedTuple):
+    """One tensor, or another piece of memory, that belongs to an optimizer."""
+
+    device: str
+    what: str  # PARAMETERS, GRADIENTS, TABLES or the name of a state
+    dtype: str
+    elements: int
+    bytes: int
+
+
+def summary(optimizer: FusedOptimizer) -> str:
+    """A table for each device: parameters, gradients, each state by dtype, and what steps keep beside them."""
+    kept = list(_kept(optimizer))
+    served = dict(_served(optimizer))
+    own = [k for k in kept if k.what == PARAMETERS]
+    lines = [
+        f"{type(optimizer).__name__}: {len(own):,} parameter{'s' * (len(own) != 1)} of "
+        f"{sum(k.elements for k in own):,} elements, "
+        f"{readable(_state_bytes(kept))} of state"
+    ]
+    for device in dict.fromkeys(k.device for k in kept):
+        here = [k for k in kept if k.device == device]
+        title = f"{device}, served by {served[device]}" if device in served else device
+        rows = [(title, "", "tensors", "elements", "memory")]
+        for what, dtype in dict.fromkeys((k.what, k.dtype) for k in here):
+            alike = [k for k in here if (k.what, k.dtype) == (what, dtype)]
+            counts = ("", "") if what == TABLES else (f"{len(alike):,}", f"{sum(k.elements for k in alike):,}")
+            rows.append((f"  {what}", dtype, *counts, readable(sum(k.bytes for k in alike))))
+        rows.append(("  in all", "", "", "", readable(sum(k.bytes for k in here))))
+        lines += ["", *_aligned(rows)]
+    return "\n".join(lines)
+
+
+def described(text: str, optimizer: FusedOptimizer) -> str:
+    """torch's own representation, and what it does not say: device, backend, bytes of state."""
+    with contextlib.suppress(Exception):  # debuggers ask at any moment, about tensors that may answer nothing
+        kept = list(_states(optimizer))
+        names = ", ".join(dict.fromkeys(k.what for k in kept))
+        served = ", ".join(f"{device} (served by {backend})" for device, backend in _served(optimizer))
+        state = f"{readable(_state_bytes(kept))} ({names})" if kept else "none yet"
+        return f"{text.removesuffix(')')}Device: {served or 'none'}\nState: {state}\n)"
+    return text
+
+
+def readable(count: float) -> str:
+    """A number of bytes as people say it."""
+    if count < 1024:
+        return f"{count:.0f} bytes"
+    power = min(4, int(math.log2(count)) // 10)
+    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def _kept(optimizer: FusedOptimizer) -> Iterator[Kept]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    yield from (_tensor(PARAMETERS, param) for param in params)
+    yield from (_tensor(GRADIENTS, param.grad) for param in params if param.grad is not None)
+    yield from _states(optimizer)
+    yield from _tables(optimizer)
+
+
+def _states(optimizer: FusedOptimizer) -> Iterator[Kept]:
+    states = [(name, value) for state in optimizer.state.values() for name, value in state.items()]
+    for wanted in dict.fromkeys(name for name, _ in states):
+        yield from (_tensor(name, v) for name, v in states if name == wanted and isinstance(v, Tensor))
+
+
+def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
+    """What plans keep: tables of addresses and scalars, sums by row and by segment."""
+    alone = optimizer._in_backward.alone.values() if optimizer._in_backward is not None else ()
+    owners = [optimizer, *alone]
+    plans = [plan for owner in owners for plan in (owner._last_plan, *owner._in_graphs) if plan is not None]
+    seen: set[int] = set()
+    for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
+        table = launch.table
+        for tensor in (torch.from_numpy(table.words), table.on_device, *table.row_values, *table.partials.values()):
+            if tensor.data_ptr() not in seen:  # on a CPU the words are the table itself
+                seen.add(tensor.data_ptr())
+                yield _tensor(TABLES, tensor)._replace(dtype="")
+
+
+def _tensor(what: str, tensor: Tensor) -> Kept:
+    here = local(tensor)
+    if is_lazy(here):
+        return Kept(str(here.device), what, "not yet initialized", 0, 0)
+    dtype = str(here.dtype).removeprefix("torch.")
+    strides = here.stride() if here.layout == torch.strided else [1] * here.dim()
+    existing = math.prod(n for n, stride in zip(here.shape, strides, strict=True) if stride or n == 0)
+    return Kept(str(here.device), what, dtype, here.numel(), existing * here.element_size())
+
+
+def _served(optimizer: FusedOptimizer) -> Iterator[tuple[str, str]]:
+    """Each device that parameters are on, and the backends that serve them there."""
+    found: dict[Any, dict[str, None]] = {}
+    for group in optimizer.param_groups:
+        for device in dict.fromkeys(param.device for param in group["params"]):
+            found.setdefault(device, {})[group.get("backend") or backends.best(device)[0]] = None
+    yield from ((str(device), " and ".join(names)) for device, names in found.items())
+
+
+def _state_bytes(kept: list[Kept]) -> int:
+    return sum(k.bytes for k in kept if k.what not in (PARAMETERS, GRADIENTS, TABLES))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(c.rjust(w) if k > 1 else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]

@@ -1,0 +1,14 @@
+"""What a rule is, and what becomes of it before a backend compiles it.
+
+A rule is a plain Python function: one update, written as in the paper. This room parses it, checks it, turns it into
+straight-line code and divides it into stages where it sums. It knows neither tensors' addresses nor optimizers.
+
+rule.py       the contract for authors
+ops.py        the functions that a rule may call
+clipping.py   clipping by norm, for any rule
+lowering.py   a rule's source, checked and rewritten as straight-line code
+stages.py     a rule that sums, divided where it waits for a sum
+sums.py       the order in which terms are added: the same on every backend
+counts.py     beta ** step, with the same bits on the host and on a device
+tracing.py    are a rule's scalars the same on the host and on a device?
+"""

@@ -1,0 +1,251 @@
+"""A rule's source, parsed, checked and rewritten into straight-line code for the backends to bind their words to.
+
+What a rule must not say is refused here, with the line and what to write instead. In the code that comes out flags are
+decided, division is ``divide(a, b)``, a number is ``number(x)``, and words have the names of ``fusedadam.rules.ops``,
+whatever the author called them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any, NoReturn, TypeAlias
+
+from fusedadam.rules.ops import OPS, SUMS
+
+KINDS = ("Value", "Scalar", "Flag")
+RESERVED = {  # names of the kernels, which no argument may have
+    "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
+    "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
+    "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
+    "tensors", "tl", "triton", "update", "word", *OPS,
+}  # fmt: skip
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
+
+Helpers: TypeAlias = dict[FunctionType, tuple[str, str]]  # the name and the text that a helper gets
+
+
+class RuleError(TypeError):
+    """A rule says something that not every backend can compile."""
+
+
+def define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
+    lines = [f"def {name}({', '.join(parameters)}):"]
+    lines += [textwrap.indent(ast.unparse(ast.fix_missing_locations(s)), "    ") for s in body]
+    return "\n".join(lines)
+
+
+class Function:
+    """The parsed source of a rule or helper, and errors that point into it."""
+
+    def __init__(self, function: Callable[..., Any], helper: bool = False) -> None:
+        self.function, self.name, self.helper = function, function.__name__, helper
+        self.filename, self.first_line = function.__code__.co_filename, function.__code__.co_firstlineno
+        try:
+            text = textwrap.dedent(inspect.getsource(function))
+        except OSError as error:
+            raise RuleError(
+                f"{self.name}: its source cannot be read; define rules in a file or a notebook cell"
+            ) from error
+        tree = ast.parse(text).body[0]
+        if not isinstance(tree, ast.FunctionDef):
+            raise RuleError(f"{self.name} ({self.filename}): a rule is made with `def`, not with lambda")
+        self.tree = tree
+        if function.__closure__:
+            free = ", ".join(function.__code__.co_freevars)
+            self.fail(tree, f"it closes over {free}; pass what it needs as scalars or use module-level helpers")
+        if tree.args.vararg or tree.args.kwarg or tree.args.defaults or any(tree.args.kw_defaults):
+            self.fail(tree, "a signature with *args, **kwargs or defaults; name every role, scalar and flag")
+        arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
+        self.kinds = {a.arg: "Value" if helper else self._kind(a) for a in arguments}
+        body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
+            self.fail(tree, "the last statement must be `return`")
+        self.body, self.result = body[:-1], body[-1].value
+
+    def fail(self, node: ast.AST, why: str) -> NoReturn:
+        line = self.first_line + getattr(node, "lineno", 1) - 1
+        raise RuleError(f"rule {self.name} ({self.filename}:{line}): {why}")
+
+    def _kind(self, argument: ast.arg) -> str:
+        kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""
+        if kind not in KINDS:
+            self.fail(argument, f"say what `{argument.arg}` is: `{argument.arg}: Value`, `: Scalar` or `: Flag`")
+        if argument.arg.startswith("_") or argument.arg in RESERVED:
+            self.fail(argument, f"`{argument.arg}` is a name that kernels use; choose another")
+        return kind
+
+    def returned_roles(self, roles: tuple[str, ...]) -> tuple[str, ...]:
+        elements = self.result.elts if isinstance(self.result, ast.Tuple) else [self.result]
+        names = [e.id if isinstance(e, ast.Name) else "" for e in elements]
+        for element, name in zip(elements, names, strict=True):
+            if name not in roles:
+                self.fail(element, f"return roles by name (one of {', '.join(roles)}), not `{ast.unparse(element)}`")
+            if name == "grad":
+                self.fail(element, "`grad` belongs to the user and is never stored; keep what you need in a state")
+        return tuple(names)
+
+
+class Lowering(ast.NodeTransformer):
+    """Rewrites a function's body into straight-line code that every backend binds its words to."""
+
+    def __init__(
+        self, source: Function, flags: Mapping[str, bool], helpers: Helpers | None = None, every_branch: bool = False
+    ) -> None:
+        self.source, self.flags, self.every_branch = source, flags, every_branch
+        self.helpers: Helpers = {} if helpers is None else helpers
+        self.conditions: set[str] = set()  # helpers that return one
+        self.assigned: set[str] = set()
+        self.read_first: set[str] = set()  # read before anything was assigned to them: the real inputs
+
+    def check(self) -> None:
+        """Looks at all that is there, whatever the flags: only to refuse what nobody can compile."""
+        for _ in self.statements(self.source.body):
+            pass
+
+    def statements(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in body:
+            if isinstance(statement, ast.If):
+                chosen_body, other_body = statement.body, statement.orelse
+                if not self.decide(statement.test):
+                    chosen_body, other_body = other_body, chosen_body
+                yield from self.statements(chosen_body)
+                if self.every_branch:
+                    yield from self.statements(other_body)
+            elif isinstance(statement, ast.Assign):
+                if len(statement.targets) != 1:
+                    self.source.fail(statement, "one target for each `=`")
+                chosen = self.chosen(statement.value)
+                if ast.unparse(chosen) == ast.unparse(statement.targets[0]):
+                    continue  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
+                value = self.visit(chosen)
+                for name in self.targets(statement.targets[0]):
+                    self.assigned.add(name)
+                yield ast.Assign(statement.targets, value)
+            elif isinstance(statement, ast.AugAssign):
+                self.source.fail(
+                    statement, "in place would change the tensor itself when run eagerly; write `x = x + y`"
+                )
+            elif not isinstance(statement, ast.Pass):
+                self.source.fail(
+                    statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
+                )
+
+    def chosen(self, value: ast.expr) -> ast.expr:
+        while isinstance(value, ast.IfExp):
+            value = value.body if self.decide(value.test) else value.orelse
+        return value
+
+    def targets(self, target: ast.expr) -> list[str]:
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        found = [n.id for n in names if isinstance(n, ast.Name)]
+        if len(found) != len(names):
+            self.source.fail(target, f"assign to names, not to `{ast.unparse(target)}`")
+        for name in found:
+            if name in self.source.kinds and self.source.kinds[name] != "Value":
+                self.source.fail(
+                    target, f"`{name}` is a {self.source.kinds[name].lower()} and keeps its value; use a new name"
+                )
+            if name in ("divide", "number", *OPS) or name.startswith("_"):
+                self.source.fail(target, f"`{name}` is taken; choose another name")
+        return found
+
+    def decide(self, test: ast.expr) -> bool:
+        """The value of an ``if``: flags joined by not, and, or."""
+        if isinstance(test, ast.Name) and test.id in self.flags:
+            return self.flags[test.id]
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return not self.decide(test.operand)
+        if isinstance(test, ast.BoolOp):
+            return (all if isinstance(test.op, ast.And) else any)([self.decide(v) for v in test.values])
+        self.source.fail(test, f"`if {ast.unparse(test)}`: `if` is for flags; choose between elements with where(...)")
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        name = node.id
+        if name in self.flags:
+            self.source.fail(node, f"`{name}` is a flag: ask it with `if`, do not calculate with it")
+        if name in self.assigned:
+            return node
+        if name in self.source.kinds:
+            self.read_first.add(name)
+            return node
+        constant = self.source.function.__globals__.get(name)
+        if isinstance(constant, (int, float)):
+            return call("number", ast.Constant(float(constant)))
+        self.source.fail(
+            node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags"
+        )
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return call("number", ast.Constant(float(node.value)))
+        self.source.fail(node, f"`{ast.unparse(node)}` is not a number")
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if not isinstance(node.op, _OPERATORS):
+            self.source.fail(
+                node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions); powers belong in scalars"
+            )
+        left, right = self.visit(node.left), self.visit(node.right)
+        return call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if not isinstance(node.op, ast.USub):
+            self.source.fail(node, f"`{ast.unparse(node)}`: the only sign is minus")
+        return ast.UnaryOp(node.op, self.visit(node.operand))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        if len(node.ops) != 1 or isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+            self.source.fail(node, f"`{ast.unparse(node)}`: compare two values at a time, with < <= > >= == !=")
+        return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        return self.visit(self.chosen(node))  # type: ignore[no-any-return]
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        return ast.Tuple([self.visit(e) for e in node.elts])
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        called = self.source.function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
+        arguments = [self.visit(a) for a in node.args]
+        for name, word in OPS.items():
+            if called is word:
+                return call(name, *arguments)
+        if called in SUMS:
+            if self.source.helper:
+                self.source.fail(node, f"`{ast.unparse(node)}` in a helper function: sums belong in the rule itself")
+            if len(arguments) != 1:
+                self.source.fail(node, f"`{ast.unparse(node)}`: a sum has one argument")
+            return ast.copy_location(call(called.__name__, *arguments), node)
+        if isinstance(called, FunctionType):
+            return call(self.helper(called), *arguments)
+        known = ", ".join([*OPS, *(word.__name__ for word in SUMS)])
+        self.source.fail(
+            node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module"
+        )
+
+    def helper(self, function: FunctionType) -> str:
+        if function not in self.helpers:
+            source = Function(function, helper=True)
+            lowering = Lowering(source, {}, self.helpers)
+            body = list(lowering.statements(source.body))
+            result = ast.Return(lowering.visit(source.result))
+            name = f"{function.__name__}_{len(self.helpers)}"
+            self.helpers[function] = name, define(name, list(source.kinds), [*body, result])
+            if isinstance(source.result, ast.Compare) or (
+                isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
+            ):
+                self.conditions.add(name)
+        return self.helpers[function][0]
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        self.source.fail(node, f"`{ast.unparse(node)}` is not something that every backend compiles")
+
+
+def call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name), list(arguments), [])

@@ -1,0 +1,171 @@
+"""Are a rule's scalars the same on the host and on a device? Asked when the rule is defined.
+
+On the host scalars are computed with Python's numbers. Where only the device knows the step (GradScaler, capturable, a
+learning rate on the device) the same function is given tensors. Most of what a number can do a tensor does as well, but
+not all of it: ``if step == 1`` would wait for the device or be refused there, ``math.sqrt`` needs a number, and
+``x / 3`` is rounded otherwise. So the function is run once with ``Traced`` values, which do what both sides do to the
+same bits, and refuse the rest, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+MAY_BE_ON_DEVICE = ("lr", "weight_decay")  # options whose value is not read on the host if it is a tensor elsewhere
+
+
+class OnDevice:
+    """Something that stands for a tensor, where words are given it."""
+
+    numbers: Any
+
+
+class NotOnBothSides(TypeError):
+    """The message begins with what was written."""
+
+
+class Traced:
+    """A scalar that is not known yet. ``by_step``: it follows from the step, and is a tensor wherever that is."""
+
+    __array_ufunc__ = None  # numpy's functions do not take tensors on a device
+
+    def __init__(self, by_step: bool = False, *, is_count: bool = False, may_be_tensor: bool = True) -> None:
+        self.by_step, self.is_count, self.may_be_tensor = by_step or is_count, is_count, may_be_tensor
+        self.is_condition = False
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Traced:
+        """What arithmetic and words make of these."""
+        traced = [value for value in values if isinstance(value, Traced)]
+        return cls(any(v.by_step for v in traced), may_be_tensor=any(v.may_be_tensor for v in traced))
+
+    @classmethod
+    def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
+        """where(condition, a, b): either side as it is, unless the choice itself is made on the device."""
+        result = cls.of([condition, a, b])
+        sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
+        result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
+        return result
+
+    def _with(self, other: Any) -> Traced:
+        for value in (self, other):
+            if isinstance(value, Traced) and value.is_condition:
+                _refuse("arithmetic on a comparison", "write where(condition, a, b)")
+        return Traced.of([self, other])
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _with
+
+    def __neg__(self) -> Traced:
+        return self._with(0)
+
+    __pos__ = __neg__
+
+    def __truediv__(self, other: Any) -> Traced:
+        both = isinstance(other, Traced) and self.by_step and other.by_step
+        if not (both or _is_power_of_two(other) or self.is_count):
+            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
+        return self._with(other)
+
+    def __rtruediv__(self, other: Any) -> Traced:
+        if not (_is_power_of_two(other) or self.is_count):
+            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
+        return self._with(other)
+
+    def __pow__(self, exponent: Any) -> Traced:
+        if not (isinstance(exponent, Traced) and exponent.is_count and not (self.may_be_tensor or self.by_step)):
+            _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
+        return self._with(exponent)
+
+    def __rpow__(self, base: Any) -> Traced:
+        if not self.is_count:
+            _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
+        return self._with(base)
+
+    def _compared(self, other: Any) -> Traced:
+        result = self._with(other)
+        result.is_condition = True
+        return result
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __and__(self, other: Any) -> Traced:
+        if not (self.is_condition and isinstance(other, Traced) and other.is_condition):
+            _refuse("`&` and `|` on anything but two comparisons", "write where(condition, a, b)")
+        result = Traced.of([self, other])
+        result.is_condition = True
+        return result
+
+    __or__ = __and__
+
+    def __bool__(self) -> NoReturn:
+        _refuse(
+            "`if`, `and`, `or`, `not`, min() or max() on a scalar",
+            "write where(condition, a, b), `&`, `|`, minimum or maximum of fusedadam.rules.ops",
+        )
+
+    def _as_number(self, *_: Any) -> NoReturn:
+        _refuse(
+            "float(), int(), round() or a function of math on a scalar",
+            "use fusedadam.rules.ops, such as sqrt",
+        )
+
+    __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _as_number
+
+    def _unknown(self, *_: Any) -> NoReturn:
+        _refuse(
+            "`%`, `//`, divmod() or abs() on a scalar", "write it with + - * / and the functions of fusedadam.rules.ops"
+        )
+
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = __abs__ = _unknown
+
+
+def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> None:
+    """Raises NotOnBothSides unless the function computes ``wanted`` alike on the host and on a device."""
+    for arguments in _arguments(scalars):
+        try:
+            result = scalars(**arguments)
+        except NotOnBothSides:
+            raise
+        except Exception as error:
+            raise NotOnBothSides(
+                f"it raises {type(error).__name__} ({error}) for scalars that are not known yet, as on a device; use "
+                "+ - * / and fusedadam.rules.ops"
+            ) from error
+        missing = [name for name in wanted if name not in result]
+        if missing:
+            raise NotOnBothSides(f"it does not return {', '.join(missing)}, which the rule asks for; add it")
+
+
+def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of each call: a choice (``Literal[...]``) takes each of its values, everything else is traced."""
+    parameters = inspect.signature(scalars).parameters
+    names = [name for name, given in parameters.items() if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)]
+    try:
+        hints = get_type_hints(scalars)
+    except (NameError, TypeError):  # names that only a local scope knows; a functools.partial
+        hints = {name: parameters[name].annotation for name in names}
+    if any(hints.get(name) in (str, "str") for name in names):
+        raise NotOnBothSides(
+            "an argument is a str, of which not every value can be tried; use Literal['a', 'b'] instead"
+        )
+    given = {name: (parameters[name].default,) for name in names if isinstance(parameters[name].default, str)}
+    choices = given | {
+        name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal and name not in given
+    }
+    for chosen in itertools.product(*choices.values()):
+        traced = {n: Traced(is_count=n == "step", may_be_tensor=n in (*MAY_BE_ON_DEVICE, "step")) for n in names}
+        yield traced | dict(zip(choices, chosen, strict=True))
+
+
+def _is_power_of_two(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(math.frexp(value)[0]) == 0.5
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise NotOnBothSides(f"{what} is not the same on a device, or needs to wait for it; {instead}")

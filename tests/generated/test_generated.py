@@ -1,0 +1,147 @@
+"""Compiled code on disk: never stale, never mixed up, found again by a second process, and possible without a disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fusedadam import generated
+from fusedadam.generated import cache_files
+
+PROGRAM = """
+import sys, torch, fusedadam
+param = torch.nn.Parameter(torch.ones(5))
+param.grad = torch.ones(5)
+optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
+optimizer.step()
+kernels = [module for name, module in sys.modules.items() if "kernels.numba_adam" in name]
+print(param[0].item(), sum(kernel.run.cache_hits for kernel in kernels))
+"""
+
+HELPER = """
+from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.rules.rule import Value, Values, Scalar, rule
+
+def helper(x):
+    return x * {factor}
+
+@rule(scalars=lambda step, lr: {{"lr": lr}})
+def sgd(param: Value, grad: Value, *, lr: Scalar) -> Values:
+    param = param - lr * helper(grad)
+    return param
+
+class SGD(FusedOptimizer):
+    rule = sgd
+    def __init__(self, params, lr=0.5, weight_decay=0):
+        super().__init__(params, locals())
+"""
+
+USE_HELPER = """
+import torch
+from helped import SGD
+param = torch.nn.Parameter(torch.zeros(3))
+param.grad = torch.ones(3)
+SGD([param]).step()
+print(param[0].item())
+"""
+
+
+def run(program, cache, **environment):
+    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+def test_a_second_process_finds_it_and_other_flags_do_not_mix(tmp_path):
+    """Numba's own cache, keyed by bytecode, gave the first binding's code for the second."""
+    (down, hits), _ = run(PROGRAM.format(maximize=False), tmp_path)
+    assert int(hits) == 0
+    (up, hits), _ = run(PROGRAM.format(maximize=True), tmp_path)
+    assert int(hits) == 0
+    assert float(down) < 1 < float(up)
+    for maximize, expected in ((False, down), (True, up)):
+        (again, hits), _ = run(PROGRAM.format(maximize=maximize), tmp_path)
+        assert (again, int(hits)) == (expected, 1)
+
+
+def test_an_edited_helper_is_compiled_anew(tmp_path):
+    """Numba's own cache looks at the file of the kernel, not at that of its helpers."""
+    for factor, expected in ((1.0, -0.5), (4.0, -2.0), (1.0, -0.5)):
+        (tmp_path / "helped.py").write_text(HELPER.format(factor=factor))
+        (value,), _ = run(USE_HELPER, tmp_path / "cache", PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+        assert float(value) == expected
+
+
+def test_nothing_is_left_behind_but_the_modules_and_their_code(tmp_path):
+    run(PROGRAM.format(maximize=False), tmp_path)
+    once = sorted(p.name for p in tmp_path.rglob("*"))
+    run(PROGRAM.format(maximize=False), tmp_path)
+    assert once == sorted(p.name for p in tmp_path.rglob("*"))
+    assert not [name for name in once if name.endswith(".tmp")]
+
+
+def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
+    """A read-only home and no temporary folder: compiled in memory, with one warning."""
+    no_folder = "from fusedadam.generated import cache_files; cache_files._candidates = lambda: []"
+    program = no_folder + PROGRAM.format(maximize=False)
+    (value, _), complaint = run(program, "")
+    assert float(value) < 1
+    assert complaint.count("set FUSEDADAM_CACHE_DIR") == 1
+
+
+def test_a_folder_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSEDADAM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    cache_files.folders.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="a folder of your own"):
+            cache_files.cache_folder()
+    finally:
+        cache_files.folders.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
+def test_code_is_not_loaded_from_a_folder_that_others_can_write(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert not cache_files._is_usable(shared)
+    assert cache_files._is_usable(tmp_path / "own")
+
+
+def test_several_processes_at_once(tmp_path):
+    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-c", PROGRAM.format(maximize=False)]
+    started = [
+        subprocess.Popen(program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    results = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * 4, results
+    assert len({out.split()[0] for out, _ in results}) == 1
+
+
+def test_an_error_in_generated_source_leaves_no_half_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_files, "folders", lambda: (tmp_path,))
+    with pytest.raises(ZeroDivisionError):
+        generated.load("broken", "1 / 0", "")
+    assert not [name for name in sys.modules if name.startswith("fusedadam.generated.kernels.broken")]
+
+
+def test_functions_that_kernels_call_have_names_of_their_own():
+    """Numba links what it loads by name and a number that each process counts from 1.
+
+    Two functions made by one factory had the same name: compiled in two processes, and loaded from the cache into a
+    third, one was taken for the other, and the largest of two numbers came out as their sum.
+    """
+    from numba.core.registry import CPUDispatcher
+
+    from fusedadam.backends.numba import ops
+
+    names = [value.py_func.__qualname__ for value in vars(ops).values() if isinstance(value, CPUDispatcher)]
+    assert len(set(names)) == len(names) > 5
+    assert not any("<locals>" in name for name in names)

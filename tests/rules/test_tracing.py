@@ -1,0 +1,164 @@
+"""A rule's scalars are the same on the host, where they are numbers, and on a device, where they are tensors.
+
+What could differ is refused when the rule is defined: `0.0 if step == 1 else 1.0` was always the second on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from fusedadam.rules.counts import Count, DeviceCount, PowerTables
+from fusedadam.rules.ops import abs as word_abs
+from fusedadam.rules.ops import cos, divide, maximum, minimum, power, sqrt, where
+from fusedadam.rules.rule import RuleError, Scalar, Value, Values, rule
+
+STEPS = [1.0, 2.0, 3.0, 10.0, 4097.0]
+
+
+def defined(scalars):
+    """A rule with these scalars."""
+
+    def sgd(param: Value, grad: Value, *, x: Scalar) -> Values:
+        param = param - x * grad
+        return param
+
+    return rule(scalars=scalars)(sgd)
+
+
+ALLOWED = [
+    lambda step, lr, beta: where(step == 1, 0.0, 1.0),
+    lambda step, lr, beta: where(step != 2, lr, beta),
+    lambda step, lr, beta: where((step > 1) & (step <= 10), lr, 2 * lr),
+    lambda step, lr, beta: where((step < 2) | (step >= 10), lr, step),
+    lambda step, lr, beta: 1 - beta**step,
+    lambda step, lr, beta: 0.5**step,
+    lambda step, lr, beta: divide(lr, 1 - beta**step),
+    lambda step, lr, beta: divide(step, 3.0),
+    lambda step, lr, beta: step / 3.0,
+    lambda step, lr, beta: 3.0 / step,
+    lambda step, lr, beta: (1 + step) / (10 + step),
+    lambda step, lr, beta: -step * lr + (2 - step),
+    lambda step, lr, beta: sqrt(step) + word_abs(-step) + maximum(step, 5.0) * minimum(step, 3.0),
+    lambda step, lr, beta: 0.5 * (1 + where(step > 3, lr, 0.25)) / 2,
+    lambda step, lr, beta: 1 / sqrt(1 - beta**step),
+    lambda step, lr, beta: (1 - beta) ** step,
+    lambda step, lr, beta: step / beta,
+    lambda step, lr, beta: +lr,
+    lambda step, lr, beta: where(step > 2, 1 - beta**step, 3.0) / (1 - 0.5**step),
+]
+
+
+@pytest.mark.parametrize("compute", ALLOWED, ids=range(len(ALLOWED)))
+def test_what_is_allowed_has_the_same_bits_on_both_sides(compute):
+    made = defined(lambda step, lr, beta: {"x": compute(step, lr, beta)})
+    on_host = [float(made.scalars(step=step, lr=0.3, beta=0.9)["x"]) for step in STEPS]
+    counts = DeviceCount(torch.tensor(STEPS, dtype=torch.float64), PowerTables())
+    for lr in (0.3, torch.tensor(0.3, dtype=torch.float64)):
+        on_device = made.scalars(step=counts, lr=lr, beta=0.9)["x"]
+        assert torch.as_tensor(on_device, dtype=torch.float64).expand(len(STEPS)).tolist() == on_host
+
+
+REFUSED = {
+    "where": [
+        lambda step, lr, beta: 0.0 if step == 1 else 1.0,
+        lambda step, lr, beta: lr if step > 10 and lr > 0 else 0.0,
+        lambda step, lr, beta: 1.0 if not step else lr,
+        lambda step, lr, beta: lr or 1.0,
+        lambda step, lr, beta: min(lr, step),
+        lambda step, lr, beta: (step > 3) * lr,
+        lambda step, lr, beta: 1.0 if (1 + step) * 2 == 4 else 0.0,
+    ],
+    "fusedadam.rules.ops": [
+        lambda step, lr, beta: math.sqrt(step),
+        lambda step, lr, beta: math.sqrt(1 - beta**step),
+        lambda step, lr, beta: math.floor(step),
+        lambda step, lr, beta: float(lr),
+        lambda step, lr, beta: int(step) + 1,
+        lambda step, lr, beta: round(lr),
+        lambda step, lr, beta: step % 2,
+        lambda step, lr, beta: step // 2,
+        lambda step, lr, beta: abs(step),
+        lambda step, lr, beta: np.sqrt(step),
+        lambda step, lr, beta: {0: 1.0}[step],
+        lambda step, lr, beta: [1.0, 2.0][step],
+    ],
+    "divide": [
+        lambda step, lr, beta: lr / 3.0,
+        lambda step, lr, beta: lr / beta,
+        lambda step, lr, beta: (1 + step) / 3.0,
+        lambda step, lr, beta: 3.0 / lr,
+        lambda step, lr, beta: where(lr > 0, 1 - beta**step, 3.0) / (1 - 0.5**step),  # a number over a tensor
+    ],
+    "power": [lambda step, lr, beta: lr**2, lambda step, lr, beta: step**2, lambda step, lr, beta: 2.0**lr],
+}
+
+
+@pytest.mark.parametrize(
+    ("hint", "compute"),
+    [pytest.param(hint, f, id=f"{hint}-{k}") for hint, given in REFUSED.items() for k, f in enumerate(given)],
+)
+def test_what_could_differ_is_refused_when_the_rule_is_defined(hint, compute):
+    with pytest.raises(RuleError, match=hint):
+        defined(lambda step, lr, beta: {"x": compute(step, lr, beta)})
+
+
+def test_the_error_names_the_function_and_what_was_written():
+    def my_scalars(step, lr):
+        return {"x": lr if step == 1 else 0.0}
+
+    with pytest.raises(RuleError, match=r"rule sgd .*my_scalars: `if`.*write where\(condition, a, b\)"):
+        defined(my_scalars)
+
+
+def test_a_scalar_that_is_not_returned():
+    with pytest.raises(RuleError, match="does not return x, which the rule asks for"):
+        defined(lambda step, lr: {"y": lr})
+
+
+def by_choice(step, lr, kind: Literal["plain", "bad"]):
+    return {"x": lr if kind == "plain" else math.sqrt(lr)}
+
+
+def by_name(step, lr, kind: str):
+    return {"x": lr}
+
+
+def test_every_choice_is_tried():
+    with pytest.raises(RuleError, match="a function of math"):
+        defined(by_choice)
+    with pytest.raises(RuleError, match="Literal"):
+        defined(by_name)
+
+
+def test_functions_that_are_wrapped():
+    def plain(step, lr):
+        return {"x": lr * 0.5**step}
+
+    @functools.wraps(plain)
+    def wrapped(*args, **kwargs):
+        return plain(*args, **kwargs)
+
+    assert defined(wrapped).scalars(step=1, lr=1.0)["x"] == 0.5
+    assert defined(functools.partial(by_choice_of_two, kind="plain")).scalars(step=1, lr=1.0)["x"] == 1.0
+
+
+def by_choice_of_two(step, lr, kind: Literal["plain", "double"]):
+    return {"x": lr if kind == "plain" else 2 * lr}
+
+
+def test_words_that_may_differ_by_an_ulp_work_on_both_sides():
+    made = defined(lambda step, lr: {"x": cos(step) + power(step, 0.5)})
+    on_host = [float(made.scalars(step=step, lr=0.3)["x"]) for step in STEPS]
+    on_device = made.scalars(step=DeviceCount(torch.tensor(STEPS, dtype=torch.float64), PowerTables()), lr=0.3)["x"]
+    assert on_device.tolist() == pytest.approx(on_host, rel=1e-15, abs=1e-15)
+
+
+def test_a_count_on_the_host_compares_as_a_number():
+    assert (Count(1) == 1) is True
+    assert where(Count(2) == 1, 0.0, 1.0) == 1.0
