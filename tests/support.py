@@ -15,7 +15,8 @@ from torch import Tensor
 from fusedadam import backends
 from fusedadam.cli.verify.judge import ulp
 from fusedadam.clipping import clip
-from fusedadam.engine.launch import Launches
+from fusedadam.engine.launch import Amp, Launches
+from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
@@ -117,14 +118,11 @@ def apply_in_place(
     case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
 ) -> None:
     device, backend = place
-    specials = [case.rule.special(case.flags, own["param"]) for own in roles]
-    chosen = [backends.choose(torch.device(device), backend)] * len(roles)
+    chosen = backends.choose(torch.device(device), backend)
     scalars = case.rule.scalars(step=step, **case.options)
-    launches = Launches(specials, roles, chosen, [0] * len(roles))
+    launches = Launches([Member(case.rule.special(case.flags, own["param"]), chosen, own) for own in roles])
     launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
-    for launch in launches:
-        launch.table.grad_scale, launch.table.found_inf = amp.get("grad_scale"), amp.get("found_inf")
-    launches.run(roles)
+    launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches, norm_of
+from fusedadam.engine.member import Member
 from fusedadam.optimizers import distributed
 from fusedadam.rules.clipping import clip_factor
 from fusedadam.rules.ops import abs, largest, power, sqrt, total  # noqa: A004
@@ -143,12 +144,11 @@ def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
 
 def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
     roles = [{"param": grad} for grad in grads.here]
-    launches = _launches(grads, roles, flags)
+    launches = _launches(grads, flags)
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
     launches.set_scalars(scalars, np.zeros(len(roles), dtype=np.int64))
-    launches.run(roles)
-    if flags["scaled"]:
-        torch.autograd.graph.increment_version([g for k, g in enumerate(grads.wholes) if k not in grads.absent])
+    written = [g for k, g in enumerate(grads.wholes) if k not in grads.absent] if flags["scaled"] else []
+    launches.execute(roles, written)
     norm = norm_of(launches, "norm")
     assert norm is not None
     return norm
@@ -157,7 +157,7 @@ def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float
 _recent = threading.local()  # launches are kept from call to call, each thread its own
 
 
-def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str, bool]) -> Launches:
+def _launches(grads: Gradients, flags: dict[str, bool]) -> Launches:
     """Reuses cached launches for gradients of the same layout, refreshing addresses."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
     wholes, here, absent = grads
@@ -176,10 +176,13 @@ def _launches(grads: Gradients, roles: list[dict[str, Tensor]], flags: dict[str,
     for grad in here:
         checks.written("grad", grad)
     checks.no_shared_memory(("grad that is clipped", grad) for grad in here)
-    chosen = [backends.choose(grad.device, None) for grad in here]
-    specials = [clip.special(flags)] * len(here)
+    special = clip.special(flags)
+    members = [
+        Member(special, backends.choose(grad.device, None), {"param": grad}, whole=whole, is_absent=k in absent)
+        for k, (whole, grad) in enumerate(zip(wholes, here, strict=True))
+    ]
     with outside_inference_mode():
-        launches = Launches(specials, roles, chosen, [0] * len(here), wholes=wholes, absent=absent)
+        launches = Launches(members)
     if len(kept) >= RECENT:
         del kept[next(iter(kept))]
     kept[key] = launches

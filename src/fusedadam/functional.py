@@ -13,6 +13,7 @@ from torch import Tensor
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches
 from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rules.rule import Rule
@@ -192,21 +193,21 @@ class Update:
 
     def bytes_of_table(self) -> int:
         """How much ``memory`` a step of one tensor needs on its device."""
-        on_host = self._backends[0].needs_tensors
-        table = LaunchTable(self._special, [0], self._roles, on_host)
+        table = LaunchTable([0], self._members())
         return 0 if table.home != self.device else int(table.words.nbytes)
 
     @torch.no_grad()
     def run(self, memory: Tensor | None = None) -> None:
         checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
-        count = len(self._roles)
-        prepared = Launches([self._special] * count, self._roles, self._backends, [0] * count, memory)
-        steps = [(self._options, float(number)) for number in _steps(self._step, count)]
+        launches = Launches(self._members())
+        steps = [(self._options, float(number)) for number in _steps(self._step, len(self._roles))]
         scalars, order = self._rule.scalars_of(steps)
-        prepared.set_scalars(scalars, np.array(order))
-        prepared.run(self._roles)
-        written = [t for own in self._roles for r, t in own.items() if r in self._special.outputs]
-        torch.autograd.graph.increment_version(written)
+        launches.set_scalars(scalars, np.array(order))
+        written = [t for roles in self._roles for role, t in roles.items() if role in self._special.outputs]
+        launches.execute(self._roles, written)
+
+    def _members(self) -> list[Member]:
+        return [Member(self._special, b, roles) for b, roles in zip(self._backends, self._roles, strict=True)]
 
 
 def _steps(step: Step, count: int) -> list[int]:

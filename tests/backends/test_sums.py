@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fusedadam import backends
 from fusedadam.engine.launch import Launches
+from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.rules import sums
@@ -126,10 +127,11 @@ def tensor_sums(param: Value, grad: Value) -> Values:
 
 def run(one, grads, place, groups=None):
     roles = [{"param": torch.zeros_like(g).to(place[0]), "grad": g.to(place[0])} for g in grads]
-    chosen = [backends.choose(torch.device(place[0]), place[1])] * len(grads)
-    launches = Launches([one.special({})] * len(grads), roles, chosen, groups or [0] * len(grads))
+    chosen = backends.choose(torch.device(place[0]), place[1])
+    each = zip(roles, groups or [0] * len(grads), strict=True)
+    launches = Launches([Member(one.special({}), chosen, own, group) for own, group in each])
     launches.set_scalars([{}], np.zeros(len(grads), dtype=np.int64))
-    launches.run(roles)
+    launches.execute(roles, [])
     return launches, roles
 
 

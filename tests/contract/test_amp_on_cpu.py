@@ -14,8 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fusedadam
+from fusedadam import backends
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Member
 from fusedadam.rules.counts import LAST, RECENT, Count, DeviceCount, Powers, PowerTables, recent_powers
 from tests.contract.common import (
     CLIPPED,
@@ -318,7 +320,8 @@ def table_of(case, shapes=SHAPES):
     """A table for the CPU: of matrices alone, so that one serves them all."""
     roles = draw(case, shapes, [F32])
     special = case.rule.special(case.flags, roles[0]["param"])
-    return LaunchTable(special, range(len(roles)), roles, on_host=True), roles  # whose memory the table points to
+    members = [Member(special, backends.choose(torch.device("cpu"), "eager"), own) for own in roles]
+    return LaunchTable(range(len(roles)), members), roles  # whose memory the table points to
 
 
 def written(table):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import Phase
 
 from fusedadam.engine import plan, snapshot
-from fusedadam.engine.plan import Plan
+from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.optimizers.base import FusedOptimizer
 from tests.fuzz.machine import fuzz, machine
 
@@ -37,8 +37,8 @@ def changed_options_are_not_checked(monkeypatch):
 
 
 def bias_correction_is_one_step_ahead(monkeypatch):
-    scalars = Plan._scalars
-    monkeypatch.setattr(Plan, "_scalars", lambda self, step, options: scalars(self, step + 1, options))
+    scalars = HostScalars.of
+    monkeypatch.setattr(HostScalars, "of", lambda self, step, options: scalars(self, step + 1, options))
 
 
 def around_each_step(monkeypatch, before, after):

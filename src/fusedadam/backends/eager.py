@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import sum_across_devices
-from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Roles
 from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.stages import Stage, Sum

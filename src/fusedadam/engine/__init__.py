@@ -6,9 +6,12 @@ come through here; backends implement backend.py.
 snapshot.py, snapshot_loop.py   have tensors moved since the last step? and the compiled loop that asks
 plan.py                         what stays the same from step to step
 step_counts.py                  how often each parameter was updated, on the host or on the device
-device_scalars.py               scalars of a step that only the device knows
-launch.py                       stages in order, over all parameters: measure, decide, apply
-launch_table.py                 tensors as addresses, sizes and scalars, in one table
+host_scalars.py                 the scalars of a step, computed on the host
+device_scalars.py               the scalars of a step that only the device knows
+member.py                       a parameter that takes part in a launch, and the tensors of its roles
+launch.py                       stages in order, over all members: measure, decide, apply
+launch_table.py                 members as addresses, sizes and scalars, in one table
+geometry.py                     members as rows, segments and chunks
 reduction.py                    sums over shards: one all-reduce a round
 backend.py                      the protocol that backends implement
 """

@@ -8,11 +8,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from fusedadam.engine.launch_table import Int64s, LaunchTable, Roles
+from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Roles
 from fusedadam.rules import sums
 from fusedadam.rules.stages import Sum
 
-Run: TypeAlias = Callable[[], None]
+Action: TypeAlias = Callable[[], None]
 RunStage: TypeAlias = Callable[[Sequence[Roles]], None]
 
 
@@ -24,7 +26,7 @@ class SharedTerm(NamedTuple):
     term: str
 
 
-SumAcross: TypeAlias = Callable[[Sum, Sequence[Sequence[SharedTerm]]], Run]
+SumAcross: TypeAlias = Callable[[Sum, Sequence[Sequence[SharedTerm]]], Action]
 
 
 class Backend(NamedTuple):
@@ -47,7 +49,7 @@ def addresses(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, 
     return terms, results, np.cumsum([0, *map(len, lists)], dtype=np.int64)
 
 
-def sum_across_devices(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> Run:
+def sum_across_devices(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> Action:
     """A ``sum_across`` in plain torch, for terms that may be on several devices."""
 
     def run() -> None:

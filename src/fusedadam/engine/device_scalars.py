@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.launch_table import Int64s, LaunchTable
+from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.step_counts import Places
 from fusedadam.rules.counts import DeviceCount, PowerTables
 from fusedadam.rules.rule import Rule

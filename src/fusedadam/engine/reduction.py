@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.launch_table import Int64s, LaunchTable
+from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.launch_table import GRADS_ANYWHERE, HAS_GRAD, LaunchTable
 from fusedadam.rules.stages import ROUND
 from fusedadam.tensors.transfer import sent
 
@@ -129,7 +130,7 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
         own = found.setdefault((position, largest, mesh), [])
         if id(wanted.table) not in begun:  # how many processes have a gradient is learned on the way
             begun.add(id(wanted.table))
-            own.append(_by_tensor(wanted.table, "_joins", "_joined"))
+            own.append(_by_tensor(wanted.table, HAS_GRAD, GRADS_ANYWHERE))
         own.append(wanted)
 
     def order(one: tuple[Any, list[Wanted]]) -> tuple[int, int, bool]:

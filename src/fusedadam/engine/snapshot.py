@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.launch_table import Int64s
+from fusedadam.engine.geometry import Int64s
 from fusedadam.tensors import internals
 from fusedadam.tensors.layout import address_of, extent, has_memory
 from fusedadam.tensors.shards import is_dtensor, local

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.launch_table import Floats, Int64s
+from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.tensors.transfer import capturing, sent
 
 Places: TypeAlias = Int64s | slice

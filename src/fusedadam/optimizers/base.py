@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Amp, norm_of
-from fusedadam.engine.plan import Member, Plan, Replaced
+from fusedadam.engine.plan import Participant, Plan, Replaced
 from fusedadam.engine.snapshot import CHANGED, MOVED, Tensors
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed, memory, state_dicts
@@ -285,7 +285,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if grad is not None or distributed.is_waited_for(param, special):
                         backend = backends.choose(param.device, group.get("backend"))
                         new_state = functools.partial(self._new_state, param, group)
-                        members.append(Member(param, grad, position, k, special, backend, new_state))
+                        members.append(Participant(param, grad, position, k, special, backend, new_state))
                 position += 1
         return Plan(self.rule, members, params, self.state, self._steps, on_device)
 

@@ -19,7 +19,8 @@ import torch
 from fusedadam import generated
 from fusedadam.backends.numba import kernel, sums, threading
 from fusedadam.engine.backend import SharedTerm, addresses
-from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Roles
 from fusedadam.rules.stages import Stage, Sum
 
 CHUNK = 32768

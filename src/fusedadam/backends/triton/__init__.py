@@ -22,7 +22,8 @@ from torch import Tensor
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, ops, sums
 from fusedadam.engine.backend import SharedTerm, addresses
-from fusedadam.engine.launch_table import LaunchTable, Roles
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.member import Roles
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
 from fusedadam.tensors.transfer import sent

@@ -1,0 +1,66 @@
+"""How the elements of a launch are cut into rows, segments and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fusedadam.engine.member import Member
+from fusedadam.rules.stages import Stage, Sum
+from fusedadam.rules.sums import SEGMENT
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Geometry:
+    """One entry for each member: its elements, as rows of equal width, each row in pieces of a segment's length.
+
+    A tensor is one row, unless the rule sums by rows. Where rows themselves are sharded (``is_split``), this process
+    has a part of each of its rows; it keeps a value for every row of the whole parameter, ``all_rows``, of which its
+    own begin at ``firsts``.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        by_rows = members[0].special.by_rows
+        shardings = [member.sharding for member in members]
+        self.is_split = by_rows and shardings[0] is not None and shardings[0].split
+        params = [member.roles["param"] for member in members]
+        self.sizes: Int64s = np.array([p.numel() for p in params], dtype=np.int64)
+        rows: Int64s = np.array([p.shape[0] if by_rows and p.dim() else 1 for p in params])
+        self.rows: Int64s = rows * (self.sizes > 0)
+        self.widths: Int64s = self.sizes // np.maximum(self.rows, 1)
+        self.pieces: Int64s = -(-self.widths // SEGMENT["element"])
+        self.all_rows, self.firsts = self.rows, np.zeros_like(self.sizes)
+        if self.is_split:
+            self.all_rows = np.array([s.rows if s else 0 for s in shardings], dtype=np.int64)
+            self.firsts = np.array([s.first if s else 0 for s in shardings], dtype=np.int64)
+        self.segments = {"element": self.rows * self.pieces, "row": -(-self.all_rows // SEGMENT["row"])}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def is_whole(self, one: Sum) -> bool:
+        """Whether each segment of this sum is a whole row, so that no segments are left to combine."""
+        return one.over == "row" and bool((self.pieces <= 1).all())
+
+    def lengths(self, stage: Stage) -> Int64s:
+        """How long the segments of each tensor are, at most."""
+        return np.minimum(self.widths if stage.space == "element" else self.all_rows, SEGMENT[stage.space])
+
+    def chunks(self, stage: Stage, steps: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
+        """The work of a stage in chunks of ``steps`` items (or segments, if the stage goes by segments)."""
+        if stage.in_segments:
+            return self.split(self.segments[stage.space] * only, steps)
+        return self.split((self.sizes if stage.space == "element" else self.all_rows) * only, steps)
+
+    @staticmethod
+    def split(counts: Int64s, steps: Int64s) -> tuple[Int64s, Int64s]:
+        """For each chunk its tensor, and the item or segment that it begins with."""
+        chunks = -(-counts // steps)
+        tensor = np.repeat(np.arange(len(chunks)), chunks)
+        index = np.arange(len(tensor)) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        return tensor, index * steps[tensor]
