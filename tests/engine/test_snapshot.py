@@ -10,7 +10,8 @@ import torch
 
 import fusedadam
 from fusedadam.engine import snapshot
-from fusedadam.engine.snapshot import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME, Slot, Snapshot
+from fusedadam.engine.snapshot import Slot, Snapshot
+from fusedadam.engine.snapshot_names import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME
 from fusedadam.tensors import internals
 
 

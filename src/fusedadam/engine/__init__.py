@@ -3,7 +3,8 @@
 Everything that can be precomputed is, in a plan that is kept from step to step. Optimizers, operators and clipping all
 come through here; backends implement backend.py.
 
-snapshot.py, snapshot_loop.py   have tensors moved since the last step? and the compiled loop that asks
+snapshot.py                     have tensors moved since the last step?
+snapshot_loop.py                the compiled loop that asks, and snapshot_names.py, which both import
 plan.py                         what stays the same from step to step
 step_counts.py                  how often each parameter was updated, on the host or on the device
 host_scalars.py                 the scalars of a step, computed on the host

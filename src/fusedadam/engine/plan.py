@@ -23,7 +23,8 @@ from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Member, Roles
-from fusedadam.engine.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, Tensors, prepare_loop
+from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
+from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.rules.rule import Options, Rule, Special
 from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as

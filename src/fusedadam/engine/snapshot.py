@@ -1,11 +1,10 @@
-"""Have the tensors moved since the last step? The answer costs a fraction of a microsecond a parameter.
+"""Have tensors moved since the last step? The answer costs a fraction of a microsecond for each parameter.
 
-A launch table stays good as long as every parameter, gradient and state has the address, dtype, shape, strides, device
+A launch table stays valid as long as every parameter, gradient and state has the address, dtype, shape, strides, device
 and dispatch keys (is it negated, is it zeros without memory?) that it had, and a storage that is large enough. In plain
-Python that question takes longer than the whole update of a small tensor, so it is asked by a compiled loop
-(snapshot_loop.py) that reads tensors through the DLPack exchange interface and internals.py, where torch has them
-and Numba is there. A snapshot holds numbers, never tensors; those that it has looked at are handed to the caller, who
-keeps them until the kernels are done.
+Python the comparison takes longer than the update of a small tensor, so a compiled loop (snapshot_loop.py) makes it,
+where Numba and DLPack's exchange table are available and internals.py has found what else it reads. A snapshot holds
+numbers, never tensors. The tensors that it has looked at go to the caller, who keeps them until the kernels are done.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,18 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusedadam.engine import snapshot_names as names
 from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.snapshot_names import CHANGED, DIMENSIONS, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
 from fusedadam.tensors import internals
 from fusedadam.tensors.layout import address_of, extent, has_memory
 from fusedadam.tensors.shards import is_dtensor, local
-
-SAME, MOVED, CHANGED = 0, 1, 2  # CHANGED: something other than addresses, so the tables must be built anew
-PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
-DIMENSIONS = 16  # of a tensor; with more, the plain look is used
-HINTS = 8  # words in which the compiled loop notes where a slot led to
-C_FUNCTIONS = (
-    "PyList_GetItem", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_IncRef", "PyErr_Clear",
-)  # fmt: skip
 
 
 class Slot(NamedTuple):
@@ -68,7 +62,7 @@ class Snapshot:
         self.params, self.owners = list(map(id, params)), list(map(id, states))
         tensors = list(find(self.slots, params, states)) if expected is None else expected
         self.addresses: Int64s = np.array([0 if t is None else address_of(local(t)) for t in tensors], dtype=np.int64)
-        self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each is divided among processes
+        self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each DTensor is sharded
         self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
         _, found = self.compare(params, states)
         if self.compare(params, states)[0] != SAME:  # a tensor that the compiled loop cannot describe
@@ -77,8 +71,8 @@ class Snapshot:
         # False: another thread has replaced one of them in the meantime
         self.is_of_expected = len(found) == len(tensors) and all(map(operator.is_, found, tensors))
 
-    def divided_as_before(self, tensors: Tensors) -> bool:
-        """Whether other descriptions of how tensors are divided say the same."""
+    def sharded_as_before(self, tensors: Tensors) -> bool:
+        """Whether DTensors whose specs are other objects than before are still sharded the same."""
         for k, tensor in enumerate(tensors):
             known = self.specs[k]
             if known is not None and tensor._spec is not known:
@@ -122,7 +116,7 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
             if address != snapshot.addresses[k]:
                 snapshot.addresses[k] = address
                 answer = max(answer, CHANGED if what == "step" else MOVED)
-        if answer != CHANGED and not snapshot.divided_as_before(tensors):
+        if answer != CHANGED and not snapshot.sharded_as_before(tensors):
             answer = CHANGED
         return answer, tensors
 
@@ -131,12 +125,12 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
 
 @functools.cache
 def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
-    """The compiled loop, or None where torch or Numba cannot serve it: then the plain one does, only slower."""
+    """Makes compiled looks; None where one is unavailable, and the plain look has to do, more slowly."""
     capsule, at = getattr(Tensor, "__dlpack_c_exchange_api__", None), internals.find()
     if capsule is None or at is None or importlib.util.find_spec("numba") is None:
         return None
-    if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):  # a Python with other objects
-        return None
+    if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):
+        return None  # the second word of an object is not its type, as in CPython
     from fusedadam import generated
 
     try:
@@ -146,32 +140,33 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     except ImportError:  # a Numba that does not go with this numpy, say
         return None
     text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
-    run = generated.load("snapshot", text, made_for).look
-    functions = np.array([*map(_address, C_FUNCTIONS), _dltensor_from_object(capsule)], dtype=np.int64)
-    grad = "grad"
+    run = generated.load("snapshot", text, made_for + inspect.getsource(names)).look
+    functions = np.array([*map(_address, names.C_FUNCTIONS), _dltensor_from_object(capsule)], dtype=np.int64)
+    grad_name = "grad"
 
     def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
         if not _can_be_read(tensors):
             return _plain_look(snapshot, tensors)
-        rows = []
-        for slot, tensor, spec in zip(snapshot.slots, tensors, snapshot.specs, strict=True):
-            inner = (0, 0) if spec is None else (id(type(tensor._local_tensor)), id(spec))
-            needed = 0 if tensor is None else extent(local(tensor))
-            rows.append((slot.param, slot.code, id(slot.what), slot.state, id(type(tensor)), *inner, needed))
-        slots = np.array(rows, dtype=np.int64).reshape(-1, 8)
+        slots = _slot_words(snapshot, tensors)
         params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
-        layouts = np.full((len(slots), 3 + 2 * DIMENSIONS), -1, dtype=np.int64)
-        described = np.zeros(6, dtype=np.int64)  # one DLTensor
-        otherwise = np.zeros(1, dtype=np.int64)  # whether something comes with another description of its division
-        hints = np.zeros((len(slots), HINTS), dtype=np.int64)
-        arrays = (params, owners, slots, snapshot.addresses, layouts, described, otherwise, hints)
-        params_at, owners_at, slots_at, *others_at = (array.ctypes.data for array in arrays)
-        addresses_at, layouts_at, described_at, otherwise_at, hints_at = others_at
-        tables = [params_at, len(params), owners_at, len(owners), slots_at, len(slots)]
-        tables += [addresses_at, layouts_at, DIMENSIONS, described_at, otherwise_at, hints_at, *at]
-        divided = _dtensor_words() if any(spec is not None for spec in snapshot.specs) else (0, 0)
-        words = np.array([*functions, 0, 0, 0, 0, id(None), id(grad), *divided, *tables], dtype=np.int64)
-        lists = slice(len(functions), len(functions) + 4)
+        layouts = np.full((len(slots), names.LAYOUT_WORDS), -1, dtype=np.int64)
+        dltensor, other_specs = np.zeros(6, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        hints = np.zeros((len(slots), names.HINT_WORDS), dtype=np.int64)
+        arrays = {
+            names.KNOWN_PARAMS: params, names.KNOWN_OWNERS: owners, names.SLOTS: slots,
+            names.ADDRESSES: snapshot.addresses, names.LAYOUTS: layouts, names.DLTENSOR: dltensor,
+            names.OTHER_SPECS: other_specs, names.HINTS: hints,
+        }  # fmt: skip
+        words = np.zeros(names.N_ARGUMENTS, dtype=np.int64)
+        words[names.LIST_ITEM : names.DESCRIBE + 1] = functions
+        words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
+        words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(params), len(owners), len(slots)
+        words[names.IMPL_AT : names.NBYTES_AT + 1] = at
+        for name, array in arrays.items():
+            words[name] = array.ctypes.data
+        if any(spec is not None for spec in snapshot.specs):
+            words[[names.LOCAL_AT, names.SPEC_AT]] = _dtensor_words()
+        lists = slice(names.PARAMS, names.FOUND + 1)
 
         def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> tuple[int, Tensors]:
             now, states = list(now), dict(states)  # at once: other threads may change them at any time
@@ -180,9 +175,9 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
                 return CHANGED, []
             tensors: Tensors = [None] * len(slots)
             words[lists] = id(now), id(now_owners), id(values), id(tensors)
-            otherwise[0] = 0
+            other_specs[0] = 0
             answer: int = run(words)
-            if otherwise[0] and answer != CHANGED and not snapshot.divided_as_before(tensors):
+            if other_specs[0] and answer != CHANGED and not snapshot.sharded_as_before(tensors):
                 answer = CHANGED
             return answer, tensors
 
@@ -191,16 +186,28 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     return make
 
 
+def _slot_words(snapshot: Snapshot, tensors: Sequence[Any]) -> Int64s:
+    slots = np.zeros((len(tensors), names.SLOT_WORDS), dtype=np.int64)
+    for row, slot, tensor, spec in zip(slots, snapshot.slots, tensors, snapshot.specs, strict=True):
+        row[names.SLOT_PARAM], row[names.SLOT_STATE] = slot.param, slot.state
+        row[names.SLOT_KIND], row[names.SLOT_KEY] = slot.code, id(slot.what)
+        row[names.SLOT_TYPE] = id(type(tensor))
+        if spec is not None:
+            row[names.SLOT_LOCAL_TYPE], row[names.SLOT_SPEC] = id(type(tensor._local_tensor)), id(spec)
+        row[names.SLOT_NEEDED] = 0 if tensor is None else extent(local(tensor))
+    return slots
+
+
 @functools.cache
 def _dtensor_words() -> tuple[int, int]:
-    """Which words of a DTensor are its local tensor and the description of how it is divided."""
+    """Which words of a DTensor are its local tensor and its spec."""
     from torch.distributed.tensor import DTensor
 
     return _word_of(DTensor.__dict__["_local_tensor"]), _word_of(DTensor.__dict__["_spec"])
 
 
 def _can_be_read(tensors: Sequence[Any]) -> bool:
-    """Whether divided tensors keep a plain local tensor where their class says; it may be one still under way."""
+    """Whether every DTensor has a plain local tensor in the word that its class says; it may be an async collective."""
     if any(tensor is not None and tensor.dim() > DIMENSIONS for tensor in tensors):
         return False
     for tensor in filter(is_dtensor, tensors):
@@ -211,9 +218,9 @@ def _can_be_read(tensors: Sequence[Any]) -> bool:
 
 
 def _word_of(slot: Any) -> int:
-    """Where the objects of a class with ``__slots__`` keep one: what CPython itself goes by."""
-    member = ctypes.c_void_p.from_address(id(slot) + 40).value or 0  # after the head, class, name and qualified name
-    return (ctypes.c_ssize_t.from_address(member + 16).value) // 8  # after name and kind
+    """Which word of an object holds one of its class's ``__slots__``: from the PyMemberDef of CPython's descriptor."""
+    member = ctypes.c_void_p.from_address(id(slot) + 40).value or 0  # after head, class, name and qualified name
+    return (ctypes.c_ssize_t.from_address(member + 16).value) // 8  # the offset, after name and type
 
 
 def _address(name: str) -> int:

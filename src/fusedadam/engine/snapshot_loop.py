@@ -1,7 +1,15 @@
-"""The compiled loop of snapshot.py. It calls Python's own C interface, with the GIL held, through addresses.
+"""The compiled loop of snapshot.py: it compares every tensor of a step with what it was.
 
-Never imported: snapshot.py hands this text to generated.py, which is why its constants are repeated here. Everything
-is an int64, pointers included: arrays would be counted in and out of every call.
+Never imported: snapshot.py hands this text to the loader of generated code. Everything is an int64, pointers included:
+arrays would be reference-counted in every call. The loop calls CPython's C interface by address, with the GIL held.
+
+What it assumes about objects in memory, and what makes sure of it:
+- the second word of every Python object is its type: snapshot.py checks it on one object
+- where a tensor's Python object leads to its TensorImpl, storage and dispatch keys: internals.py finds each word at
+  start-up and verifies it on tensors of many kinds
+- which word of a DTensor is its local tensor: from the class's slot descriptors, and checked for every tensor
+Where one of these does not hold, the plain look in snapshot.py is used. Hints are only prefetched: memory that is gone
+or never was does no harm, so what they assume about dicts and TensorImpls may be wrong.
 """
 
 import numba
@@ -9,17 +17,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fusedadam.engine.snapshot_names import *
 from fusedadam.generated import numba_cache
 
-SAME, MOVED, CHANGED = 0, 1, 2
-PARAM, GRAD, NO_GRAD, STATE, STEP = 0, 1, 2, 3, 4
 DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
-WORDS = 8  # of a slot
 TYPE = 1  # the word of any Python object that says what it is
-HINTS = 8  # words that are remembered of a slot
-AHEAD = 3  # by how many slots memory is asked for before it is needed
-# Of a dict the word that leads to its keys, and words of a TensorImpl: for hints alone, so they may as well be wrong
-KEYS, AUTOGRAD, VERSION = 4, 3, 5
+WORD = 8  # bytes
+AHEAD = 3  # slots between a prefetch and its use
+# for hints alone: the word of a dict that leads to its keys, and words of a TensorImpl
+DICT_KEYS, AUTOGRAD, VERSION = 4, 3, 5
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -83,122 +89,118 @@ call1, call2, call2_int, call3_int = caller("pointer", 1), caller("pointer", 2),
 
 
 @numba.njit(error_model="numpy")
-def compare(clear_error, describe, found, kind, tensor, layout, dimensions, address, needed, words):
-    """Compares one tensor with what it was: ``layout`` has its device, dtype, shape, strides and dispatch keys, and is
-    kept up. ``needed``: the bytes from its first element to its last. ``words``: where torch keeps what DLPack does not
-    tell, see internals.py."""
+def compare(a, found, kind, layout, address, needed):
+    """Compares one tensor with its layout, which is brought up to date, and with its address. ``needed``: the bytes
+    from its first element to its last."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
-    impl_at, storage_at, keys_at, data_at, nbytes_at = words
-    if call2_int(describe, found, tensor) != 0:
-        call1(clear_error, 0)
+    tensor = a[DLTENSOR]
+    if call2_int(a[DESCRIBE], found, tensor) != 0:
+        call1(a[CLEAR_ERROR], 0)
         return CHANGED
-    impl = at(found, impl_at)
-    changed = differs(layout, 0, at(tensor, DEVICE)) | differs(layout, 1, at(tensor, KIND))
-    changed |= differs(layout, 2, at(impl, keys_at))
-    own_dimensions = at(tensor, KIND) & 0xFFFFFFFF
-    if own_dimensions > dimensions:
+    impl = at(found, a[IMPL_AT])
+    changed = differs(layout, LAYOUT_DEVICE, at(tensor, DEVICE)) | differs(layout, LAYOUT_DTYPE, at(tensor, KIND))
+    changed |= differs(layout, LAYOUT_KEYS, at(impl, a[KEYS_AT]))
+    dimensions = at(tensor, KIND) & 0xFFFFFFFF
+    if dimensions > DIMENSIONS:
         return CHANGED
-    for d in range(own_dimensions):
-        changed |= differs(layout, 3 + 2 * d, at(at(tensor, SHAPE), d))
-        changed |= differs(layout, 4 + 2 * d, at(at(tensor, STRIDES), d))
+    for d in range(dimensions):
+        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d, at(at(tensor, SHAPE), d))
+        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d + 1, at(at(tensor, STRIDES), d))
     begin = at(tensor, DATA) + at(tensor, OFFSET)
     moved = differs(address, 0, begin)
     if needed > 0:  # a storage may have shrunk under its tensor, to nothing or to less than it needs
-        storage = at(impl, storage_at)
-        if storage == 0 or at(storage, data_at) == 0:
+        storage = at(impl, a[STORAGE_AT])
+        if storage == 0 or at(storage, a[DATA_AT]) == 0:
             return CHANGED
-        if begin + needed > at(storage, data_at) + at(storage, nbytes_at):
+        if begin + needed > at(storage, a[DATA_AT]) + at(storage, a[NBYTES_AT]):
             return CHANGED
     return CHANGED if changed else MOVED if moved else SAME
 
 
 @numba.njit(error_model="numpy")
-def expect(hint):
-    """Asks for all that a slot led to the last time. Between two steps other things have filled the caches, and each
-    object of a tensor is only found through the one before: the loop would wait for one after the other."""
+def prefetch_slot(hint):
+    """Prefetches everything that a slot led to the last time. Between two steps the caches have been filled with other
+    things, and each object of a tensor is only found through the one before: the loop would wait for each in turn."""
     if at(hint, 0) != 0:
-        for k in range(HINTS):
+        for k in range(HINT_WORDS):
             prefetch(at(hint, k))
-        prefetch(at(hint, 0) + 56)  # where a DTensor's own words may be on another line of the cache
-        prefetch(at(hint, 2) + 64)  # and a TensorImpl has three
+        prefetch(at(hint, 0) + 56)  # a DTensor's own words may be on the next line of the cache
+        prefetch(at(hint, 2) + 64)  # and a TensorImpl has three lines
         prefetch(at(hint, 2) + 128)
 
 
 @numba.njit(error_model="numpy")
-def remember(hint, found, here, impl_at, storage_at, owner):
-    """Where a tensor is: its objects, for Python and for C++, and its storage; the dict that leads to a state, and what
-    leads from a parameter to its gradient. Numbers only: what was there may be gone by the next time."""
+def remember(a, hint, found, here, owner):
+    """Where a tensor is: its Python and C++ objects and its storage; the dict that leads to a state, and what leads
+    from a parameter to its gradient. Addresses only: the objects may be gone by the next time."""
     if differs(hint, 0, found) | differs(hint, 1, here):
-        impl, outer = at(here, impl_at), at(found, impl_at)
+        impl, outer = at(here, a[IMPL_AT]), at(found, a[IMPL_AT])
         differs(hint, 2, impl)
-        differs(hint, 3, at(impl, storage_at))
+        differs(hint, 3, at(impl, a[STORAGE_AT]))
         differs(hint, 4, owner if owner else outer)
-        differs(hint, 5, at(owner, KEYS) if owner else at(outer, AUTOGRAD))
-        differs(hint, 6, owner if owner else at(impl, VERSION))  # which is counted up after the step
+        differs(hint, 5, at(owner, DICT_KEYS) if owner else at(outer, AUTOGRAD))
+        differs(hint, 6, owner if owner else at(impl, VERSION))  # which is incremented after the step
         differs(hint, 7, owner if owner else at(outer, VERSION))
+
+
+@numba.njit(error_model="numpy")
+def same_objects(a, objects, known, count):
+    """Whether a list still holds the same objects in the same order."""
+    same = True
+    for k in range(count):
+        same &= call2(a[LIST_ITEM], objects, k) == at(known, k)
+    return same
 
 
 @numba_cache.njit("int64(int64[::1])", error_model="numpy")
 def look(a):
-    list_item, set_item, attribute, dict_item, keep, clear_error, describe = (
-        a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-    )  # fmt: skip
-    params, owners, values, tensors, none, grad, part_at, spec_at = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-    known_params, n_params, known_owners, n_owners = a[15], a[16], a[17], a[18]
-    slots, n_slots, addresses, layouts, dimensions, tensor, otherwise = a[19], a[20], a[21], a[22], a[23], a[24], a[25]
-    hints, impl_at, storage_at = a[26], a[27], a[28]
-    words = a[27], a[28], a[29], a[30], a[31]
-    for k in range(n_params):
-        if call2(list_item, params, k) != at(known_params, k):
-            return CHANGED
-    for k in range(n_owners):
-        if call2(list_item, owners, k) != at(known_owners, k):
-            return CHANGED
-    answer, others = SAME, 0
-    for k in range(min(AHEAD, n_slots)):
-        expect(hints + 8 * HINTS * k)
-    for k in range(n_slots):
-        expect(hints + 8 * HINTS * min(k + AHEAD, n_slots - 1))
-        slot = slots + 8 * WORDS * k
-        param, what, key, state, kind, part_kind, needed = (
-            at(slot, 0), at(slot, 1), at(slot, 2), at(slot, 3), at(slot, 4), at(slot, 5), at(slot, 7)
-        )  # fmt: skip
+    """``a``: the words that snapshot_names.py lists. Returns SAME, MOVED or CHANGED."""
+    if not same_objects(a, a[PARAMS], a[KNOWN_PARAMS], a[N_PARAMS]):
+        return CHANGED
+    if not same_objects(a, a[OWNERS], a[KNOWN_OWNERS], a[N_OWNERS]):
+        return CHANGED
+    count, hints = a[N_SLOTS], a[HINTS]
+    answer, other_specs = SAME, 0
+    for k in range(min(AHEAD, count)):
+        prefetch_slot(hints + WORD * HINT_WORDS * k)
+    for k in range(count):
+        prefetch_slot(hints + WORD * HINT_WORDS * min(k + AHEAD, count - 1))
+        slot = a[SLOTS] + WORD * SLOT_WORDS * k
+        kind = at(slot, SLOT_KIND)
+
         owner = 0
-        if what in (STATE, STEP):
-            owner = call2(list_item, values, state)
-            found = call2(dict_item, owner, key) if owner != 0 else 0
+        if kind in (STATE, STEP):
+            owner = call2(a[LIST_ITEM], a[VALUES], at(slot, SLOT_STATE))
+            found = call2(a[DICT_ITEM], owner, at(slot, SLOT_KEY)) if owner != 0 else 0
         else:
-            found = call2(list_item, params, param)
-            if what != PARAM:
-                found = call2(attribute, found, grad)
+            found = call2(a[LIST_ITEM], a[PARAMS], at(slot, SLOT_PARAM))
+            if kind != PARAM:
+                found = call2(a[GET_ATTRIBUTE], found, a[GRAD_NAME])
         if found == 0:
-            call1(clear_error, 0)
+            call1(a[CLEAR_ERROR], 0)
             return CHANGED
-        if what not in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own, which the list takes over
-            call1(keep, found)
-        call3_int(set_item, tensors, k, found)
-        if what == NO_GRAD:
-            own = SAME if found == none else CHANGED
+        if kind not in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own, which the list takes over
+            call1(a[ADD_REFERENCE], found)
+        call3_int(a[SET_ITEM], a[FOUND], k, found)
+
+        if kind == NO_GRAD:
+            own = SAME if found == a[NONE] else CHANGED
         else:
-            layout, address = layouts + 8 * k * (3 + 2 * dimensions), addresses + 8 * k
-            here = found
-            if part_kind == 0:
-                own = compare(
-                    clear_error, describe, found, kind, tensor, layout, dimensions, address, needed, words
-                )  # fmt: skip
-            elif at(found, TYPE) != kind:
+            layout, address = a[LAYOUTS] + WORD * LAYOUT_WORDS * k, a[ADDRESSES] + WORD * k
+            needed, here = at(slot, SLOT_NEEDED), found
+            if at(slot, SLOT_LOCAL_TYPE) == 0:
+                own = compare(a, found, at(slot, SLOT_TYPE), layout, address, needed)
+            elif at(found, TYPE) != at(slot, SLOT_TYPE):
                 own = CHANGED
-            else:  # divided among processes
-                here = at(found, part_at)
-                own = compare(
-                    clear_error, describe, here, part_kind, tensor, layout, dimensions, address, needed, words
-                )  # fmt: skip
-                others |= differs(slot, 6, at(found, spec_at))
+            else:  # a DTensor
+                here = at(found, a[LOCAL_AT])
+                own = compare(a, here, at(slot, SLOT_LOCAL_TYPE), layout, address, needed)
+                other_specs |= differs(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
             if own != CHANGED:
-                remember(hints + 8 * HINTS * k, found, here, impl_at, storage_at, owner)
-        if what == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
+                remember(a, hints + WORD * HINT_WORDS * k, found, here, owner)
+        if kind == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
             own = CHANGED
         answer = max(answer, own)
-    differs(otherwise, 0, others)
+    differs(a[OTHER_SPECS], 0, other_specs)
     return answer

@@ -25,7 +25,8 @@ from torch.nn.parameter import is_lazy
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Amp, norm_of
 from fusedadam.engine.plan import Participant, Plan, Replaced
-from fusedadam.engine.snapshot import CHANGED, MOVED, Tensors
+from fusedadam.engine.snapshot import Tensors
+from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed, memory, state_dicts
 from fusedadam.optimizers.group_options import (

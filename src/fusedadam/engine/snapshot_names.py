@@ -1,0 +1,35 @@
+"""What snapshot.py and its compiled loop call the same things: answers, kinds of slots, and the words they exchange.
+
+Both import these names, and the loop is compiled anew when this file changes.
+"""
+
+SAME, MOVED, CHANGED = range(3)  # CHANGED: more than addresses, so a new plan is needed
+PARAM, GRAD, NO_GRAD, STATE, STEP = range(5)  # what is in a slot; NO_GRAD: a gradient that is expected to be None
+DIMENSIONS = 16  # of a tensor; with more, the plain look is used
+
+# The loop's argument is an array of these words. Functions of CPython's C interface, and DLPack's:
+C_FUNCTIONS = (
+    "PyList_GetItem", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_IncRef", "PyErr_Clear",
+)  # fmt: skip
+LIST_ITEM, SET_ITEM, GET_ATTRIBUTE, DICT_ITEM, ADD_REFERENCE, CLEAR_ERROR, DESCRIBE = range(7)
+# lists of this call: all parameters, the owners and values of the optimizer's state, and the tensors that are found
+PARAMS, OWNERS, VALUES, FOUND = range(7, 11)
+# objects: None, and the attribute's name "grad"
+NONE, GRAD_NAME = range(11, 13)
+# which words of a DTensor are its local tensor and its spec
+LOCAL_AT, SPEC_AT = range(13, 15)
+# what is expected: ids of parameters and owners; the slots, their addresses and layouts
+KNOWN_PARAMS, N_PARAMS, KNOWN_OWNERS, N_OWNERS, SLOTS, N_SLOTS, ADDRESSES, LAYOUTS = range(15, 23)
+# memory to work in: one DLTensor; is any DTensor's spec another object than before?; what to prefetch
+DLTENSOR, OTHER_SPECS, HINTS = range(23, 26)
+# where torch keeps things: internals.TensorWords, in its order
+IMPL_AT, STORAGE_AT, KEYS_AT, DATA_AT, NBYTES_AT = range(26, 31)
+N_ARGUMENTS = 31
+
+# The words of a slot; types and specs are the ids of objects, and NEEDED the bytes from its first element to its last.
+SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED = range(8)
+SLOT_WORDS = 8
+# The words of a layout: these, then size and stride of each dimension
+LAYOUT_DEVICE, LAYOUT_DTYPE, LAYOUT_KEYS, LAYOUT_DIMENSIONS = range(4)
+LAYOUT_WORDS = LAYOUT_DIMENSIONS + 2 * DIMENSIONS
+HINT_WORDS = 8  # of a slot
