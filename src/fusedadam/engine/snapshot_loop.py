@@ -89,18 +89,18 @@ call1, call2, call2_int, call3_int = caller("pointer", 1), caller("pointer", 2),
 
 
 @numba.njit(error_model="numpy")
-def compare(a, found, kind, layout, address, needed):
+def compare(constants, found, kind, layout, address, needed):
     """Compares one tensor with its layout, which is brought up to date, and with its address. ``needed``: the bytes
     from its first element to its last."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
-    tensor = a[DLTENSOR]
-    if call2_int(a[DESCRIBE], found, tensor) != 0:
-        call1(a[CLEAR_ERROR], 0)
+    describe, clear_error, tensor, impl_at, storage_at, keys_at, data_at, nbytes_at = constants
+    if call2_int(describe, found, tensor) != 0:
+        call1(clear_error, 0)
         return CHANGED
-    impl = at(found, a[IMPL_AT])
+    impl = at(found, impl_at)
     changed = differs(layout, LAYOUT_DEVICE, at(tensor, DEVICE)) | differs(layout, LAYOUT_DTYPE, at(tensor, KIND))
-    changed |= differs(layout, LAYOUT_KEYS, at(impl, a[KEYS_AT]))
+    changed |= differs(layout, LAYOUT_KEYS, at(impl, keys_at))
     dimensions = at(tensor, KIND) & 0xFFFFFFFF
     if dimensions > DIMENSIONS:
         return CHANGED
@@ -110,10 +110,10 @@ def compare(a, found, kind, layout, address, needed):
     begin = at(tensor, DATA) + at(tensor, OFFSET)
     moved = differs(address, 0, begin)
     if needed > 0:  # a storage may have shrunk under its tensor, to nothing or to less than it needs
-        storage = at(impl, a[STORAGE_AT])
-        if storage == 0 or at(storage, a[DATA_AT]) == 0:
+        storage = at(impl, storage_at)
+        if storage == 0 or at(storage, data_at) == 0:
             return CHANGED
-        if begin + needed > at(storage, a[DATA_AT]) + at(storage, a[NBYTES_AT]):
+        if begin + needed > at(storage, data_at) + at(storage, nbytes_at):
             return CHANGED
     return CHANGED if changed else MOVED if moved else SAME
 
@@ -131,13 +131,14 @@ def prefetch_slot(hint):
 
 
 @numba.njit(error_model="numpy")
-def remember(a, hint, found, here, owner):
+def remember(constants, hint, found, here, owner):
     """Where a tensor is: its Python and C++ objects and its storage; the dict that leads to a state, and what leads
     from a parameter to its gradient. Addresses only: the objects may be gone by the next time."""
     if differs(hint, 0, found) | differs(hint, 1, here):
-        impl, outer = at(here, a[IMPL_AT]), at(found, a[IMPL_AT])
+        _, _, _, impl_at, storage_at, _, _, _ = constants
+        impl, outer = at(here, impl_at), at(found, impl_at)
         differs(hint, 2, impl)
-        differs(hint, 3, at(impl, a[STORAGE_AT]))
+        differs(hint, 3, at(impl, storage_at))
         differs(hint, 4, owner if owner else outer)
         differs(hint, 5, at(owner, DICT_KEYS) if owner else at(outer, AUTOGRAD))
         differs(hint, 6, owner if owner else at(impl, VERSION))  # which is incremented after the step
@@ -160,45 +161,51 @@ def look(a):
         return CHANGED
     if not same_objects(a, a[OWNERS], a[KNOWN_OWNERS], a[N_OWNERS]):
         return CHANGED
-    count, hints = a[N_SLOTS], a[HINTS]
+    # constants in registers: the compiler would load them again after every call
+    constants = (
+        a[DESCRIBE], a[CLEAR_ERROR], a[DLTENSOR], a[IMPL_AT], a[STORAGE_AT], a[KEYS_AT], a[DATA_AT], a[NBYTES_AT],
+    )  # fmt: skip
+    list_item, set_item, dict_item, add_reference = a[LIST_ITEM], a[SET_ITEM], a[DICT_ITEM], a[ADD_REFERENCE]
+    params, values, tensors, slots, count, hints = a[PARAMS], a[VALUES], a[FOUND], a[SLOTS], a[N_SLOTS], a[HINTS]
+    layouts, addresses = a[LAYOUTS], a[ADDRESSES]
     answer, other_specs = SAME, 0
     for k in range(min(AHEAD, count)):
         prefetch_slot(hints + WORD * HINT_WORDS * k)
     for k in range(count):
         prefetch_slot(hints + WORD * HINT_WORDS * min(k + AHEAD, count - 1))
-        slot = a[SLOTS] + WORD * SLOT_WORDS * k
+        slot = slots + WORD * SLOT_WORDS * k
         kind = at(slot, SLOT_KIND)
 
         owner = 0
         if kind in (STATE, STEP):
-            owner = call2(a[LIST_ITEM], a[VALUES], at(slot, SLOT_STATE))
-            found = call2(a[DICT_ITEM], owner, at(slot, SLOT_KEY)) if owner != 0 else 0
+            owner = call2(list_item, values, at(slot, SLOT_STATE))
+            found = call2(dict_item, owner, at(slot, SLOT_KEY)) if owner != 0 else 0
         else:
-            found = call2(a[LIST_ITEM], a[PARAMS], at(slot, SLOT_PARAM))
+            found = call2(list_item, params, at(slot, SLOT_PARAM))
             if kind != PARAM:
                 found = call2(a[GET_ATTRIBUTE], found, a[GRAD_NAME])
         if found == 0:
             call1(a[CLEAR_ERROR], 0)
             return CHANGED
         if kind not in (GRAD, NO_GRAD):  # an attribute comes with a reference of its own, which the list takes over
-            call1(a[ADD_REFERENCE], found)
-        call3_int(a[SET_ITEM], a[FOUND], k, found)
+            call1(add_reference, found)
+        call3_int(set_item, tensors, k, found)
 
         if kind == NO_GRAD:
             own = SAME if found == a[NONE] else CHANGED
         else:
-            layout, address = a[LAYOUTS] + WORD * LAYOUT_WORDS * k, a[ADDRESSES] + WORD * k
+            layout, address = layouts + WORD * LAYOUT_WORDS * k, addresses + WORD * k
             needed, here = at(slot, SLOT_NEEDED), found
             if at(slot, SLOT_LOCAL_TYPE) == 0:
-                own = compare(a, found, at(slot, SLOT_TYPE), layout, address, needed)
+                own = compare(constants, found, at(slot, SLOT_TYPE), layout, address, needed)
             elif at(found, TYPE) != at(slot, SLOT_TYPE):
                 own = CHANGED
             else:  # a DTensor
                 here = at(found, a[LOCAL_AT])
-                own = compare(a, here, at(slot, SLOT_LOCAL_TYPE), layout, address, needed)
+                own = compare(constants, here, at(slot, SLOT_LOCAL_TYPE), layout, address, needed)
                 other_specs |= differs(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
             if own != CHANGED:
-                remember(a, hints + WORD * HINT_WORDS * k, found, here, owner)
+                remember(constants, hints + WORD * HINT_WORDS * k, found, here, owner)
         if kind == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
             own = CHANGED
         answer = max(answer, own)

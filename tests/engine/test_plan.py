@@ -1,0 +1,85 @@
+"""A plan: prepared, which may fail and changes nothing, then committed, which cannot fail."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from fusedadam import backends
+from fusedadam.engine.launch import NO_AMP
+from fusedadam.engine.plan import Participant, Plan
+from fusedadam.engine.snapshot_names import CHANGED, MOVED, SAME
+from fusedadam.engine.step_counts import StepCounts
+from fusedadam.optimizers.adamw import adam
+
+FLAGS = {"amsgrad": False, "maximize": False, "decoupled": True, "clipped": False}
+OPTIONS = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}
+OPTIONS = tuple(OPTIONS[name] for name in adam.hyper_parameters)
+
+
+def made(grads, states, new_state=None, steps=None):
+    """A plan for parameters of ones, of which those with a gradient take part."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in grads]
+    backend = backends.choose(torch.device("cpu"), "eager")
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+        states.setdefault(param, {})
+
+    def zeros(_: str) -> torch.Tensor:
+        return torch.zeros(3)
+
+    participants = [
+        Participant(p, p.grad, k, 0, adam.special(FLAGS), backend, new_state or zeros)
+        for k, p in enumerate(params)
+        if p.grad is not None
+    ]
+    steps = steps or StepCounts()
+    return Plan(adam, participants, params, states, steps, on_device=False), params, steps
+
+
+def test_it_makes_states_and_runs():
+    states = {}
+    plan, params, steps = made([torch.ones(3), None], states)
+    assert sorted(states[params[0]]) == ["exp_avg", "exp_avg_sq", "step"]
+    assert states[params[1]] == {}
+    answer, tensors = plan.snapshot.compare(params, states)
+    assert answer == SAME
+    with torch.no_grad():
+        plan.run(params, tensors, steps, [OPTIONS], NO_AMP)
+    assert torch.allclose(params[0], torch.full((3,), 0.9))
+    assert states[params[0]]["step"].item() == 1.0
+
+
+def test_what_fails_while_it_is_prepared_leaves_no_trace():
+    states, made_states = {}, []
+
+    def fails_at_last(name):
+        made_states.append(name)
+        if len(made_states) == 4:
+            raise MemoryError
+        return torch.zeros(3)
+
+    with pytest.raises(MemoryError):
+        made([torch.ones(3), torch.ones(3)], states, fails_at_last)
+    assert list(states.values()) == [{}, {}]
+
+
+def test_its_snapshot_notices_what_moves_and_what_changes():
+    states = {}
+    plan, params, _ = made([torch.ones(3), None], states)
+    params[0].grad = torch.ones(3)
+    assert plan.snapshot.compare(params, states)[0] == MOVED
+    params[1].grad = torch.ones(3)
+    assert plan.snapshot.compare(params, states)[0] == CHANGED
+
+
+def test_it_keeps_no_tensor_alive():
+    states = {}
+    plan, params, _ = made([torch.ones(3)], states)
+    watched = [weakref.ref(params[0].grad), *(weakref.ref(t) for n, t in states[params[0]].items() if n != "step")]
+    params[0].grad = None
+    states.clear()
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+    assert len(plan.launches) == 1
