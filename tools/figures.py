@@ -1,6 +1,6 @@
-"""The figures that the README shows, read from docs/performance.md, and their picture: `python tools/figures.py`.
+"""Reads the README's figures from docs/performance.md and draws their picture: `python tools/figures.py`.
 
-Every number comes from that page's first table, which holds what benchmarks/speed.py printed.
+Every number comes from the first table of that page, which has the output of benchmarks/speed.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
 
-# Which rows, under the names they have there, and what to call them for those who do not know the sets of parameters
+# Rows of that table, and their titles for readers who do not know our sets of parameters
 ON_H200 = {
     "AdamW fp32, llama: 940.6M in 37 tensors": "AdamW, 941M parameters",
     "AdamW bf16, llama": "AdamW in bfloat16, 941M",
@@ -39,7 +39,7 @@ STYLE = """
 
 
 def figures() -> dict[str, tuple[str, str, str, str, str]]:
-    """By the name of a row: our milliseconds, percent of copy bandwidth or nothing, the peer, its ms, the ratio."""
+    """For each row by name: our ms, percent of copy bandwidth (may be empty), the peer, its ms, the ratio."""
     table = PAGE.read_text(encoding="utf-8").partition("## NVIDIA H200")[2].partition("\n\n")[0]
     rows = {}
     for line in table.splitlines()[1:]:
@@ -55,13 +55,13 @@ def figures() -> dict[str, tuple[str, str, str, str, str]]:
 
 
 def in_words(number: str) -> str:
-    """With three digits, a half rounded up."""
+    """With three significant digits, rounding half up."""
     value = Decimal(number)
     return str(value.quantize(Decimal(1).scaleb(value.adjusted() - 2), ROUND_HALF_UP))
 
 
 def picture() -> str:
-    """Our time as a part of the peer's, whose bar is always as long."""
+    """Our time as a fraction of the peer's, whose bar always has the full width."""
     known = figures()
     length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN - 8
     lines = [
@@ -74,7 +74,7 @@ def picture() -> str:
     for k, (what, title) in enumerate(ON_H200.items()):
         ours, _, peer, theirs, ratio = known[what]
         y, part = TOP + k * ROW, round(length * float(ours) / float(theirs))
-        beside = part < 80  # too short to write on
+        beside = part < 80  # the bar is too short for its label
         at, anchor, kind = (MARGIN + part + 8, "start", "text") if beside else (MARGIN + part - 8, "end", "on-ours")
         lines += [
             f'<text x="{MARGIN}" y="{y + 20}" class="text">{escape(title)} '
