@@ -69,7 +69,7 @@ def picture() -> str:
         f'<rect x="{MARGIN}" y="45" width="12" height="12" rx="2" class="ours"/>',
         f'<text x="{MARGIN + 18}" y="56" class="quiet">fusedadam</text>',
         f'<rect x="{MARGIN + 110}" y="45" width="12" height="12" rx="2" class="peer"/>',
-        f'<text x="{MARGIN + 128}" y="56" class="quiet">its peer, whose time is the whole bar</text>',
+        f'<text x="{MARGIN + 128}" y="56" class="quiet">the peer: its time is the whole bar</text>',
     ]
     for k, (what, title) in enumerate(ON_H200.items()):
         ours, _, peer, theirs, ratio = known[what]
@@ -78,7 +78,7 @@ def picture() -> str:
         at, anchor, kind = (MARGIN + part + 8, "start", "text") if beside else (MARGIN + part - 8, "end", "on-ours")
         lines += [
             f'<text x="{MARGIN}" y="{y + 20}" class="text">{escape(title)} '
-            f'<tspan class="quiet">beside {escape(peer.replace("`", ""))}</tspan></text>',
+            f'<tspan class="quiet">against {escape(peer.replace("`", ""))}</tspan></text>',
             f'<text x="{WIDTH - MARGIN}" y="{y + 20}" text-anchor="end" class="text bold">{ratio} \u00d7</text>',
             f'<rect x="{MARGIN}" y="{y + 28}" width="{length}" height="{BAR}" rx="3" class="peer"/>',
             f'<rect x="{MARGIN}" y="{y + 28}" width="{part}" height="{BAR}" rx="3" class="ours"/>',
@@ -89,7 +89,7 @@ def picture() -> str:
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'role="img">\n<title>One step of each optimizer beside its peer, on an H200</title>\n'
+        f'role="img">\n<title>One step of each optimizer against its peer, on an H200</title>\n'
         f"<desc>{escape(told)}</desc>\n<style>{STYLE}</style>\n"
         f'<rect width="{WIDTH}" height="{height}" rx="10" class="card"/>\n' + "\n".join(lines) + "\n</svg>\n"
     )
