@@ -1,7 +1,7 @@
-"""AdamP on a small convolutional network, beside AdamW: watch the norms of the weights.
+"""Compares AdamP and AdamW on a small convolutional network: watch the norms of the weights.
 
-A convolution before a batch norm is scale-invariant: its length means nothing, yet momentum lets it grow, and every
-later step is smaller beside it. AdamP takes the part of a step out that would only make the weight longer.
+A convolution before a batch norm is scale-invariant: its norm does not matter. Momentum nevertheless makes the norm
+grow, which makes every later step relatively smaller. AdamP removes the part of a step that only changes the norm.
 """
 
 import argparse
@@ -20,7 +20,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def pictures(count: int) -> tuple[Tensor, Tensor]:
-    """Stripes in four directions, in noise: which direction is it?"""
+    """Noisy pictures of stripes, and the direction of the stripes."""
     at = torch.arange(SIZE, device=device, dtype=torch.float32)
     row, column = at[:, None].expand(SIZE, SIZE), at[None, :].expand(SIZE, SIZE)
     directions = torch.stack([row, column, row + column, row - column])
@@ -59,9 +59,9 @@ for cls in (fusedadam.AdamW, fusedadam.AdamP):
     x, y = pictures(1000)
     right = (model.eval()(x).argmax(dim=1) == y).float().mean().item()
     results[cls.__name__] = norm(model) / before
-    print(f"{cls.__name__}: {right:.1%} right, convolutions {results[cls.__name__]:.2f} times as long as at first")
+    print(f"{cls.__name__}: {right:.1%} right, convolutions {results[cls.__name__]:.2f} times as long as at the start")
 
-# What AdamP did in its last step, for each parameter: by channel, as a whole layer, or not at all.
+# How AdamP projected each parameter in its last step: by channel, by layer, or not at all.
 done = optimizer.projections()
 for name, parameter in model.named_parameters():
     print(f"  {name:10} {tuple(parameter.shape)!s:18} projected: {done[parameter]}")

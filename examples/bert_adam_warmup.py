@@ -1,7 +1,7 @@
-"""BertAdam with warm-up: the learning rate goes up, then down, by the parameters' own step count, which is saved.
+"""BertAdam with warm-up: the learning rate rises, then falls, with the step count of the parameters, which is saved.
 
-A small encoder learns to fill in masked tokens. Half way through the warm-up the training is stopped, saved and resumed
-in a new optimizer, which goes on in the middle of the warm-up.
+A small encoder learns to fill in masked tokens. Half way through the warm-up, the script saves the training and resumes
+it with a new optimizer, which continues the warm-up.
 """
 
 import argparse
@@ -23,7 +23,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def sentences() -> torch.Tensor:
-    """Tokens that count upwards: what is masked can be told from its neighbours."""
+    """Tokens that count upwards, so that neighbours reveal a masked token."""
     first = torch.randint(1, TOKENS, (32, 1), device=device)
     return 1 + (first - 1 + torch.arange(LENGTH, device=device)) % (TOKENS - 1)
 
@@ -45,7 +45,7 @@ class Encoder(nn.Module):
 
 
 def new_optimizer(model: nn.Module) -> BertAdam:
-    # Gradients are clipped to max_grad_norm, each parameter by its own norm; there is no bias correction.
+    # Clips each gradient to a norm of max_grad_norm; there is no bias correction.
     return BertAdam(model.parameters(), lr=3e-3, warmup=0.2, t_total=steps, schedule="warmup_linear", max_grad_norm=1.0)
 
 

@@ -1,8 +1,7 @@
 """Fine-tune with EmaAdamW, and evaluate with the averaged weights.
 
-A classifier is trained on one task, then fine-tuned for another that resembles it, with small batches and many wrong
-labels: the weights jump about with every batch, and their average does not. It comes in the same pass over memory as
-the step.
+A classifier is trained on one task, then fine-tuned for a similar one, with small batches and many wrong labels. The
+weights change a lot with every batch, their average does not. The step updates the average in its one pass over memory.
 """
 
 import argparse
@@ -19,7 +18,7 @@ steps = arguments.parse_args().steps
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-old_task = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).to(device)  # its largest output is the class
+old_task = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).to(device)  # the largest output is the class
 new_task = copy.deepcopy(old_task)
 with torch.no_grad():
     for p in new_task.parameters():
@@ -27,7 +26,7 @@ with torch.no_grad():
 
 
 def data(task: nn.Module, count: int, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and their classes, a part of them wrong."""
+    """Points and their classes; a fraction ``wrong`` of them has a random class."""
     x = torch.randn(count, 20, device=device)
     with torch.no_grad():
         y = task(x).argmax(dim=1)
@@ -61,10 +60,10 @@ optimizer = EmaAdamW(model.parameters(), lr=3e-3, ema_decay=0.99)
 train(model, optimizer, new_task, count=16, wrong=0.4)
 print(f"fine-tuned:        {accuracy(model):.1%}")
 
-with optimizer.ema_weights():  # the average is in the model now ...
+with optimizer.ema_weights():  # the model has the averaged weights here ...
     averaged = accuracy(model)
-print(f"the average of it: {averaged:.1%}")  # ... and the trained weights are back
+print(f"averaged weights:  {averaged:.1%}")  # ... and the trained weights again here
 
-served = new_model()  # what is deployed has the average alone
+served = new_model()  # the deployed model has only the average
 served.load_state_dict(optimizer.ema_state_dict(model))
-print(f"as it is served:   {accuracy(served):.1%}")
+print(f"deployed model:    {accuracy(served):.1%}")

@@ -1,19 +1,19 @@
-"""A small transformer, divided among processes by FSDP2, trained with any optimizer of fusedadam, with checkpoints.
+"""Trains a small transformer that is sharded with FSDP2, with any optimizer of fusedadam and with checkpoints.
 
     python examples/fsdp2.py                           # one process
     torchrun --nproc-per-node 2 examples/fsdp2.py      # two, on GPUs (nccl) if there are any, else on CPUs (gloo)
 
-On many nodes it is the same file, and the same two lines on each of them:
+On many nodes, run the same two lines on each:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nnodes 16 --nproc-per-node 8 --max-restarts 3 --rdzv-id ANY_NAME --rdzv-backend c10d \
         --rdzv-endpoint FIRST_NODE:29500 examples/fsdp2.py --folder /A/FOLDER/THAT/ALL/NODES/SEE
 
-Restarts need the variable, and on one node --standalone too: else the new processes may find the addresses of the old
-ones (https://github.com/pytorch/pytorch/issues/135712).
+Restarts need the variable, and on one node --standalone too: otherwise new processes may connect to the addresses of
+dead ones (https://github.com/pytorch/pytorch/issues/135712).
 
-Whenever it is started, by hand or by torchrun after a failure, it goes on from the last complete checkpoint, also with
-another number of processes. With the same number it ends with the bits of a run that was never interrupted.
+Whenever it starts, by hand or by torchrun after a failure, it resumes from the last complete checkpoint, even with a
+different number of processes. With the same number it ends with the same bits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ import fusedadam
 
 TOKENS, CONTEXT, BATCH = 64, 32, 16
 OPTIMIZERS = ("AdamW", "Adam", "AdamP", "BertAdam", "EmaAdamW")
-PATIENCE = timedelta(seconds=60)  # a process that has waited so long for another gives up
+PATIENCE = timedelta(seconds=60)  # how long a process waits for another one before it gives up
 
 
 class Transformer(nn.Module):
-    """Returns the loss of predicting each token from those before it."""
+    """Returns the loss of predicting each token from the tokens before it."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -64,30 +64,30 @@ class Transformer(nn.Module):
 
 
 def batch(step: int) -> Tensor:
-    """Sequences that count in strides: nothing but step and rank matters, so a resumed run sees what it would have."""
+    """Sequences that count in strides. They depend only on step and rank, so a resumed run sees the same batches."""
     generator = torch.Generator().manual_seed(1_000_003 * step + dist.get_rank())
     start, stride = torch.randint(1, 9, (2, BATCH, 1), generator=generator)
     return (start + stride * torch.arange(CONTEXT + 1)) % TOKENS
 
 
 class Checkpoints:
-    """A folder for each step that was saved. It counts once it has a ``.metadata``, which torch puts there last, by
-    renaming it, after all processes have written their parts: a save that was interrupted never counts."""
+    """One folder per saved step. It is complete once it has ``.metadata``, which torch renames into place last, when
+    all processes have written their shards: an interrupted save never counts."""
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
-        # saving goes on while training does: with its own group, neither hears what is meant for the other
+        # saving runs beside training, so it needs its own group: their messages must not mix
         self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.saving: Any = None
 
     def save(self, step: int) -> None:
-        """Copies everything now, and writes it while training goes on."""
+        """Copies everything now, and writes it while training continues."""
         self.finish()
         folder = self.folder / f"step-{step:08}"
         self.saving = dcp.async_save(self._state(), checkpoint_id=folder, process_group=self.group)
 
     def finish(self) -> None:
-        """Waits until the last save is complete; those before it are then no longer needed."""
+        """Waits until the last save is complete, then removes the earlier ones."""
         if self.saving is not None:
             self.saving.result()
             self.saving = None
@@ -97,7 +97,7 @@ class Checkpoints:
     def resume(self) -> int:
         """Loads the last complete checkpoint, if there is one, and returns its step."""
         found: list[Path | None] = [None]
-        if dist.get_rank() == 0:  # it looks for all: a shared file system may show others something else
+        if dist.get_rank() == 0:  # one process decides: a shared file system may look different to others
             found = self._complete()[-1:] or [None]
             self._remove([folder for folder in self.folder.glob("step-*") if folder != found[0]])
         dist.broadcast_object_list(found, group=self.group)
@@ -118,13 +118,13 @@ class Checkpoints:
 
     def _remove(self, folders: Sequence[Path]) -> None:
         for folder in folders:
-            (folder / ".metadata").unlink(missing_ok=True)  # first: what is half removed must not count either
+            (folder / ".metadata").unlink(missing_ok=True)  # first: a half-removed checkpoint must not count
             shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def progress(done: int, steps: int) -> Iterator[Callable[[int, Tensor], None]]:
-    """Yields what shows a step and its loss, on rank 0 alone: in a bar on a terminal (with rich), else as lines."""
+    """Yields a function that shows a step and its loss, on rank 0: a bar on a terminal with rich, else lines."""
     if dist.get_rank() != 0:
         yield lambda step, loss: None
     elif sys.stdout.isatty() and importlib.util.find_spec("rich"):
@@ -139,7 +139,7 @@ def progress(done: int, steps: int) -> Iterator[Callable[[int, Tensor], None]]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> float:
-    """The loss on other batches, over all processes, with the averaged weights if there are any."""
+    """The mean loss of all processes on unseen batches, with the averaged weights if there are any."""
     averaged = optimizer.ema_weights() if isinstance(optimizer, fusedadam.EmaAdamW) else contextlib.nullcontext()
     with averaged:
         loss = torch.stack([model(batch(-k).to(device)) for k in range(1, 5)]).mean()
@@ -148,14 +148,14 @@ def evaluate(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.d
 
 
 def checksum(model: nn.Module) -> str:
-    """Of the bits of all weights, on rank 0."""
+    """A hash of the bits of all weights; only rank 0 has them."""
     options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = states.get_model_state_dict(model, options=options)
     return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()[:16]
 
 
 def train(options: argparse.Namespace, device: torch.device) -> None:
-    torch.manual_seed(0)  # every process makes the whole model, which is small, and keeps its part of it
+    torch.manual_seed(0)  # every process makes the whole (small) model and keeps its shard
     model = Transformer(options.width, options.layers).to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in (*model.blocks, model):
@@ -172,7 +172,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if step % max(1, options.steps // 20) == 0:  # to look at it is to wait for the device
+            if step % max(1, options.steps // 20) == 0:  # showing it waits for the device
                 show(step, loss.detach())
             if step % options.save_every == 0 or step == options.steps:
                 checkpoints.save(step)
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--folder", type=Path, help="seen by all processes; default: checkpoints/OPTIMIZER")
+    parser.add_argument("--folder", type=Path, help="visible to all processes; default: checkpoints/OPTIMIZER")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""Train a small transformer on text, with everything that a real training has: groups, clipping, a schedule.
+"""Train a small transformer on text, with parameter groups, clipping and a schedule, as in a real training.
 
-The text is the source of Python's own standard library, so there is nothing to download.
+The text is the source code of Python's standard library, so there is nothing to download.
 """
 
 import argparse
@@ -26,7 +26,7 @@ text = torch.tensor(list(b"".join(file.read_bytes() for file in files)), device=
 
 
 class Transformer(nn.Module):
-    """For each byte, the logits of the next one."""
+    """Predicts the logits of the next byte from the bytes before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 model = Transformer().to(device)
 
-# Matrices decay, biases and norms do not: two groups, as with any torch optimizer.
+# Weight decay for matrices, none for biases and norms: two groups, as with any torch optimizer.
 matrices = [p for p in model.parameters() if p.ndim > 1]
 others = [p for p in model.parameters() if p.ndim <= 1]
 groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-# max_grad_norm clips inside the step: the gradients are read, and stay as they are.
+# max_grad_norm clips inside the step and leaves p.grad unchanged.
 optimizer = AdamW(groups, lr=2e-3, betas=(0.9, 0.95), max_grad_norm=1.0)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
 
@@ -66,7 +66,7 @@ for step in range(1, steps + 1):
     loss.backward()
     optimizer.step()
     scheduler.step()
-    if step == 1 or step % max(1, steps // 10) == 0:  # asking for the loss waits for the device, so not every time
+    if step == 1 or step % max(1, steps // 10) == 0:  # reading the loss waits for the device, so not in every step
         print(f"step {step:4}: {loss.item() / math.log(2):.2f} bits a byte, norm {optimizer.grad_norm.item():.2f}")
 
 said = torch.tensor([list(b"def ")], device=device)

@@ -1,6 +1,6 @@
-"""The figures that the README shows, read from docs/performance.md, and their picture: `python tools/figures.py`.
+"""Reads the README's figures from docs/performance.md and draws their picture: `python tools/figures.py`.
 
-Every number comes from that page's first table, which holds what benchmarks/speed.py printed.
+Every number comes from the first table of that page, which has the output of benchmarks/speed.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
 
-# Which rows, under the names they have there, and what to call them for those who do not know the sets of parameters
+# Rows of that table, and their titles for readers who do not know our sets of parameters
 ON_H200 = {
     "AdamW fp32, llama: 940.6M in 37 tensors": "AdamW, 941M parameters",
     "AdamW bf16, llama": "AdamW in bfloat16, 941M",
@@ -39,7 +39,7 @@ STYLE = """
 
 
 def figures() -> dict[str, tuple[str, str, str, str, str]]:
-    """By the name of a row: our milliseconds, percent of copy bandwidth or nothing, the peer, its ms, the ratio."""
+    """For each row by name: our ms, percent of copy bandwidth (may be empty), the peer, its ms, the ratio."""
     table = PAGE.read_text(encoding="utf-8").partition("## NVIDIA H200")[2].partition("\n\n")[0]
     rows = {}
     for line in table.splitlines()[1:]:
@@ -55,13 +55,13 @@ def figures() -> dict[str, tuple[str, str, str, str, str]]:
 
 
 def in_words(number: str) -> str:
-    """With three digits, a half rounded up."""
+    """With three significant digits, rounding half up."""
     value = Decimal(number)
     return str(value.quantize(Decimal(1).scaleb(value.adjusted() - 2), ROUND_HALF_UP))
 
 
 def picture() -> str:
-    """Our time as a part of the peer's, whose bar is always as long."""
+    """Our time as a fraction of the peer's, whose bar always has the full width."""
     known = figures()
     length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN - 8
     lines = [
@@ -69,16 +69,16 @@ def picture() -> str:
         f'<rect x="{MARGIN}" y="45" width="12" height="12" rx="2" class="ours"/>',
         f'<text x="{MARGIN + 18}" y="56" class="quiet">fusedadam</text>',
         f'<rect x="{MARGIN + 110}" y="45" width="12" height="12" rx="2" class="peer"/>',
-        f'<text x="{MARGIN + 128}" y="56" class="quiet">its peer, whose time is the whole bar</text>',
+        f'<text x="{MARGIN + 128}" y="56" class="quiet">the peer: its time is the whole bar</text>',
     ]
     for k, (what, title) in enumerate(ON_H200.items()):
         ours, _, peer, theirs, ratio = known[what]
         y, part = TOP + k * ROW, round(length * float(ours) / float(theirs))
-        beside = part < 80  # too short to write on
+        beside = part < 80  # the bar is too short for its label
         at, anchor, kind = (MARGIN + part + 8, "start", "text") if beside else (MARGIN + part - 8, "end", "on-ours")
         lines += [
             f'<text x="{MARGIN}" y="{y + 20}" class="text">{escape(title)} '
-            f'<tspan class="quiet">beside {escape(peer.replace("`", ""))}</tspan></text>',
+            f'<tspan class="quiet">against {escape(peer.replace("`", ""))}</tspan></text>',
             f'<text x="{WIDTH - MARGIN}" y="{y + 20}" text-anchor="end" class="text bold">{ratio} \u00d7</text>',
             f'<rect x="{MARGIN}" y="{y + 28}" width="{length}" height="{BAR}" rx="3" class="peer"/>',
             f'<rect x="{MARGIN}" y="{y + 28}" width="{part}" height="{BAR}" rx="3" class="ours"/>',
@@ -89,7 +89,7 @@ def picture() -> str:
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'role="img">\n<title>One step of each optimizer beside its peer, on an H200</title>\n'
+        f'role="img">\n<title>One step of each optimizer against its peer, on an H200</title>\n'
         f"<desc>{escape(told)}</desc>\n<style>{STYLE}</style>\n"
         f'<rect width="{WIDTH}" height="{height}" rx="10" class="card"/>\n' + "\n".join(lines) + "\n</svg>\n"
     )

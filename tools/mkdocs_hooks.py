@@ -1,7 +1,7 @@
-"""What mkdocs does beyond its own: pages that live elsewhere in the repository, links to them, and formulas as MathML.
+"""Hooks for mkdocs: add pages from elsewhere in the repository, rewrite links to them, and turn formulas into MathML.
 
-Pages are written to be read on a code host as well, so links are those of the repository. Where there is no page for
-what is linked to (a source file, the licence), the site shows the words without a link.
+Pages are also read on a code host, so their links are paths in the repository. If the site has no page for a link's
+target (a source file, the licence), it shows the text without a link.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _relink(markdown: str, source: str, page: str) -> str:
         elif os.path.exists(ROOT / target):
             return link["words"]
         else:
-            return link[0]  # mkdocs says that it leads nowhere
+            return link[0]  # mkdocs reports it as broken
         return f"{link['image']}[{link['words']}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
 
     return LINK.sub(relinked, markdown)
 
 
 def _examples() -> str:
-    """Every example that the folder's README lists, whole: a site has no folder to look into."""
+    """The source of every example that examples/README.md lists, since readers of the site have no folder to open."""
     folder = ROOT / "examples"
     names = [link["path"] for link in LINK.finditer((folder / "README.md").read_text(encoding="utf-8"))]
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if name.endswith(".py")}

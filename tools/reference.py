@@ -1,14 +1,13 @@
-"""Writes the parts of the documents that follow from the code or from measured figures: `python tools/reference.py`.
+"""Writes the generated parts of the documents, from code and measured figures: `python tools/reference.py`.
 
-A part stands in a document between two comments, the first of which says what it is made of:
+A generated part is between two comments; the first says what to generate:
 
     <!-- made by tools/reference.py: arguments AdamW -->
     ...
     <!-- end -->
 
-The docstring is where a formula or an argument is described, the rule itself where its traffic comes from, and
-docs/performance.md where figures are. `--check` writes nothing, and fails if a document is out of date; the tests do
-the same.
+Formulas and arguments come from docstrings, memory traffic from the rules, and figures from docs/performance.md.
+`--check` writes nothing and fails if a document is out of date; the tests do the same.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ PART = re.compile(
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# What changes how many bytes an optimizer moves: words for it, the options, and the shape of a parameter
+# Variants that differ in bytes moved: label, options, and the shape of a parameter
 VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
-    "AdamW": [("as it is", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
+    "AdamW": [("default options", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
               ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "Adam": [("as it is", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
+    "Adam": [("default options", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "EmaAdamW": [("as it is", {}, (8,)), ("`ema_dtype=torch.float32`", {"ema_dtype": torch.float32}, (8,)),
+    "EmaAdamW": [("default options", {}, (8,)), ("`ema_dtype=torch.float32`", {"ema_dtype": torch.float32}, (8,)),
                  ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "AdamP": [("matrices, convolutions", {}, (8, 8)), ("with `nesterov=True`", {"nesterov": True}, (8, 8)),
               ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8, 8)), ("biases, other vectors", {}, (8,))],
-    "BertAdam": [("as it is", {}, (8,)), ("`max_grad_norm=None`", {"max_grad_norm": None}, (8,))],
+    "BertAdam": [("default options", {}, (8,)), ("`max_grad_norm=None`", {"max_grad_norm": None}, (8,))],
 }  # fmt: skip
 
 
@@ -69,7 +68,7 @@ def documents() -> list[Path]:
 
 
 def filled(path: Path) -> str:
-    """The document with its parts made anew."""
+    """The document with its generated parts up to date."""
 
     def part(found: re.Match[str]) -> str:
         made = PARTS[found["what"]](*([found["about"]] if found["about"] else []))
@@ -82,7 +81,7 @@ def filled(path: Path) -> str:
 
 
 def formula(name: str) -> str:
-    """One line for each formula: long rows of them do not fit a phone."""
+    """Each formula on its own line: long rows do not fit on a phone."""
     found = re.search(r"\.\. math::\n(.*?)\n\n", inspect.getdoc(getattr(fusedadam, name)) or "", re.DOTALL)
     if not found:
         raise ValueError(f"the docstring of {name} has no formula")
@@ -109,19 +108,19 @@ def arguments(name: str) -> str:
         rows.append(f"| `{argument}` | {default} | {described[argument]} |")
     by_keyword = next((n for n, p in parameters.items() if p.kind == p.KEYWORD_ONLY), None)
     if by_keyword is not None:
-        rows += ["", f"From `{by_keyword}` on they are given by keyword."]
+        rows += ["", f"`{by_keyword}` and the arguments after it are keyword-only."]
     return "\n".join(rows)
 
 
 def _public(name: str) -> Any:
     found = getattr(fusedadam, name, None) or getattr(fusedadam.functional, name, None) or getattr(ascend, name, None)
     if found is None:
-        raise ValueError(f"{name} is no public name")
+        raise ValueError(f"{name} is not a public name")
     return found
 
 
 def _described(name: str) -> dict[str, str]:
-    """Each argument and what the docstring says of it; "as for" another class is what it says there."""
+    """The description of each argument; "as for" another class is resolved to that class's description."""
     doc = inspect.getdoc(_public(name)) or ""
     if "Args:" not in doc:
         raise ValueError(f"the docstring of {name} does not describe its arguments")
@@ -142,11 +141,11 @@ def _markdown(text: str) -> str:
     return text.replace("``", "`").replace("|", r"\|")
 
 
-# what a step moves, from the rule
+# bytes that a step moves, from the rule
 
 
 def cost(name: str) -> str:
-    """For one optimizer, under the options that make a difference."""
+    """The cost table of one optimizer, for the options that change it."""
     header = "| bytes a parameter | in float32 | in bfloat16 | in bfloat16, moments in float32 |"
     rows = [header, "|---|---|---|---|"]
     for words, options, shape in VARIANTS[name]:
@@ -178,7 +177,7 @@ def _cell(name: str, options: dict[str, Any], shape: tuple[int, ...], *dtypes: A
 def bytes_a_parameter(
     name: str, options: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype | None
 ) -> tuple[int, int]:
-    """What a step reads and writes of memory for each element, and what the optimizer keeps for it."""
+    """Bytes per element that a step reads and writes, and that the optimizer keeps."""
     param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
     optimizer: FusedOptimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, **options)
     group = optimizer.param_groups[0]
@@ -190,11 +189,11 @@ def bytes_a_parameter(
     return sum(sizes[role] for role in visits), sum(sizes[state] for state in special.states)
 
 
-# the code that runs
+# rules, from their source
 
 
 def rule(name: str) -> str:
-    """The rule's body, as it is in the source."""
+    """The body of the rule, as in the source."""
     update = getattr(fusedadam, name).rule.update
     lines = inspect.getsource(update).splitlines()
     tree = ast.parse(textwrap.dedent("\n".join(lines))).body[0]
@@ -204,11 +203,11 @@ def rule(name: str) -> str:
     return f"```\n{text}\n```"
 
 
-# what was measured
+# measured figures
 
 
 def measured() -> str:
-    rows = ["| a whole `optimizer.step()` on an H200 | ours | peer | |", "|---|---|---|---|"]
+    rows = ["| one `optimizer.step()` on an H200 | fusedadam | peer | |", "|---|---|---|---|"]
     known = figures()
     for what, title in ON_H200.items():
         ours, of_copy, peer, theirs, times = known[what]
