@@ -10,6 +10,7 @@ import torch
 
 from fusedadam.engine.launch_table import Int64s, LaunchTable, Roles
 from fusedadam.rules import sums
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Sum
 
 Run: TypeAlias = Callable[[], None]
@@ -34,7 +35,7 @@ class Backend(NamedTuple):
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     """
 
-    prepare: Callable[[LaunchTable], Mapping[int, RunStage]]
+    prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
     needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
 

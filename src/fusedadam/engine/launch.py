@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fusedadam.engine.backend import Backend, Run, SharedTerm, sum_across_devices
 from fusedadam.engine.launch_table import Int64s, LaunchTable, Roles
-from fusedadam.engine.reduction import ROWS_KNOWN, reductions
+from fusedadam.engine.reduction import reductions
+from fusedadam.rules.positions import Phase, Position
 from fusedadam.rules.rule import Special
-from fusedadam.rules.stages import ROUND
 from fusedadam.tensors.layout import copy_with
 from fusedadam.tensors.shards import sharding_of
 
@@ -56,7 +56,7 @@ class Launch:
         self.table.send()
         return begun
 
-    def run(self, position: int, begun: Begun) -> None:
+    def run(self, position: Position, begun: Begun) -> None:
         if position in self._run:
             self._run[position](begun.roles)
 
@@ -142,13 +142,13 @@ class Launches:
 
         stages = {stage.position for launch in self for stage in launch.table.special.stages}
         for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
-            waiting = [k for k, one in enumerate(self) if one.table.is_split and position % ROUND == ROWS_KNOWN]
+            waiting = [k for k, one in enumerate(self) if one.table.is_split and position.phase == Phase.ROW]
             yield from (self._stage(k, position) for k in range(len(self)) if k not in waiting)
             yield from (other(one.run) for one in self.reductions if one.position == position)
             yield from (self._stage(k, position) for k in waiting)
             yield from (other(run) for run in self._shared.get(position, ()))
 
-    def _stage(self, k: int, position: int) -> Callable[[list[Begun]], None]:
+    def _stage(self, k: int, position: Position) -> Callable[[list[Begun]], None]:
         return lambda begun: self._all[k].run(position, begun[k])
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
@@ -156,8 +156,8 @@ class Launches:
         tables = [launch.table for launch in self if name in launch.table.special.reports]
         return [(table, table.value(table.special.reports[name])) for table in tables]
 
-    def _prepare_shared(self, groups: Sequence[int], dtypes: Sequence[Any]) -> dict[int, list[Run]]:
-        prepared: dict[int, list[Run]] = {}
+    def _prepare_shared(self, groups: Sequence[int], dtypes: Sequence[Any]) -> dict[Position, list[Run]]:
+        prepared: dict[Position, list[Run]] = {}
         for one in {s.name: s for launch in self for s in launch.table.special.shared}.values():
             launches: list[Launch] = []
             where: dict[int, SharedTerm] = {}

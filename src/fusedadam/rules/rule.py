@@ -45,6 +45,7 @@ from torch import Tensor
 from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Split, split
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "Special", "Value", "Values", "rule"]
@@ -98,7 +99,7 @@ class Rule:
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
         self._specials: dict[tuple[bool, ...], Special] = {}
-        self._waits: dict[str, int] = {}  # in which round sums over several parameters come
+        self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
         for choice in (False, True):  # the other choices are made when they are first asked for
@@ -144,7 +145,7 @@ class Rule:
         if key not in self._specials:
             special = _specialise(self, dict(zip(self.flags, key, strict=True)))
             for shared in special.shared:
-                if self._waits.setdefault(shared.name, shared.position) != shared.position:
+                if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
                     why = f"{special.title}: {shared.name} comes in another round here than under other flags"
                     self._function.fail(self._function.tree, why)
             self._specials[key] = special
