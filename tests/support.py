@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,19 +105,21 @@ def draw(
 
 
 def apply(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
-) -> list[dict[str, Tensor]]:
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    deferred: Collection[str] = (), **amp: Tensor,
+) -> list[dict[str, Tensor]]:  # fmt: skip
     """One step on copies of the roles; the results are on the CPU."""
     copies = [{r: t.clone().to(place[0]) for r, t in own.items()} for own in roles]
-    apply_in_place(case, copies, place, step, **amp)
+    apply_in_place(case, copies, place, step, deferred, **amp)
     return [{r: t.cpu() for r, t in own.items()} for own in copies]
 
 
 def apply_in_place(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
-) -> None:
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    deferred: Collection[str] = (), **amp: Tensor,
+) -> None:  # fmt: skip
     device, backend = place
-    specials = [case.rule.special(case.flags, own["param"]) for own in roles]
+    specials = [case.rule.special(case.flags, own["param"], deferred) for own in roles]
     chosen = [backends.choose(torch.device(device), backend)] * len(roles)
     scalars = case.rule.scalars(step=step, **case.options)
     launches = Launches(specials, roles, chosen, [0] * len(roles))

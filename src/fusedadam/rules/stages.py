@@ -4,12 +4,15 @@
 and tensor are computed once, in float64, and kept. Values by element are not kept, unless they are roles: a later
 stage computes them again from the roles as they are then stored. Therefore a role that is stored before the last visit
 of the elements is rounded there and then, and every stage that uses it sees the rounded value.
+
+Some formats cannot be read back halfway (8-bit codes, a weight in two tensors, stochastic rounding). Roles that are
+*deferred* are stored in the last visit only, and all stages compute them from the old values, which are left in place.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusedadam.rules.lowering import Function, Lowering, call, define
@@ -61,11 +64,12 @@ class Split:
 
 def split(
     source: Function, lowering: Lowering, body: Sequence[ast.stmt], roles: Sequence[str], stored: Sequence[str],
-    reports: Sequence[str]
+    reports: Sequence[str], deferred: Collection[str],
 ) -> Split:  # fmt: skip
-    """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
+    """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep;
+    ``deferred``: the roles that are stored in the last visit of the elements only."""
     placement = place(source, lowering, body, roles, stored, reports)
-    stages = _Emitter(placement, [text for _, text in lowering.helpers.values()]).stages()
+    stages = _Emitter(placement, deferred, [text for _, text in lowering.helpers.values()]).stages()
     return Split(
         stages=tuple(stages),
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
@@ -87,13 +91,14 @@ class _Visit:
 class _Emitter:
     """Writes the code of each stage."""
 
-    def __init__(self, placement: Placement, helpers: Sequence[str]) -> None:
+    def __init__(self, placement: Placement, deferred: Collection[str], helpers: Sequence[str]) -> None:
         self.placement, self.helpers = placement, helpers
         self.values, self.computed_by = placement.values, placement.computed_by
         self.element_sums = [s for s in placement.sums if s.of == "element"]
         known_at = {role: self.values[name].position.first_in("element") for name, role in placement.stored.items()}
         self.last = max([*known_at.values(), *(s.position for s in self.element_sums)], default=START)
-        self.store_at = self.stored_after_last_use(known_at)
+        in_last_visit = {role: self.last for role in known_at if role in deferred}
+        self.store_at = self.stored_after_last_use({**known_at, **in_last_visit})
 
     def stages(self) -> list[Stage]:
         elements = [self.element_stage(position) for position in self.visits(self.store_at)]
