@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -45,6 +45,7 @@ from torch import Tensor
 from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Split, split
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "Special", "Value", "Values", "rule"]
@@ -97,8 +98,8 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
-        self._specials: dict[tuple[bool, ...], Special] = {}
-        self._waits: dict[str, int] = {}  # in which round sums over several parameters come
+        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], Special] = {}
+        self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
         for choice in (False, True):  # the other choices are made when they are first asked for
@@ -137,14 +138,18 @@ class Rule:
         scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
         return scalars, [order[key] for key in keys]
 
-    def special(self, flags: Mapping[str, bool], param: Tensor | None = None) -> Special:
-        """``param``: whose own flags count, if it is given."""
+    def special(
+        self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
+    ) -> Special:
+        """``param``: whose own flags count, if it is given. ``deferred``: roles that are stored in the last visit of
+        the elements only (see ``stages.py``)."""
         own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
-        key = tuple(bool({**flags, **own}[name]) for name in self.flags)
+        decided = {name: bool({**flags, **own}[name]) for name in self.flags}
+        key = tuple(decided.values()), frozenset(deferred)
         if key not in self._specials:
-            special = _specialise(self, dict(zip(self.flags, key, strict=True)))
+            special = _specialise(self, decided, key[1])
             for shared in special.shared:
-                if self._waits.setdefault(shared.name, shared.position) != shared.position:
+                if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
                     why = f"{special.title}: {shared.name} comes in another round here than under other flags"
                     self._function.fail(self._function.tree, why)
             self._specials[key] = special
@@ -158,11 +163,11 @@ def rule(
     return lambda update: Rule(update, scalars, reports)
 
 
-def _specialise(owner: Rule, flags: dict[str, bool]) -> Special:
+def _specialise(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> Special:
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
-    parts = split(owner._function, lowering, body, owner.roles, outputs, owner.reports)
+    parts = split(owner._function, lowering, body, owner.roles, outputs, owner.reports, deferred)
     elements = [stage for stage in parts.stages if stage.space == "element"]
     read = {name for stage in elements for name in stage.reads}
     asked = {name for stage in parts.stages for name in (*stage.scalars, *stage.reads)}
