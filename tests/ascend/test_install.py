@@ -427,7 +427,7 @@ def test_a_second_npu_does_not_exist_on_a_cpu():
             lambda: X.npu(1), lambda: X.to("npu:1"), lambda: torch.ones(1, device="npu:1"), lambda: mapped("npu:1"),
             lambda: nn.Linear(1, 1).npu(1), lambda: torch.device("npu:1"), lambda: torch.device("npu", 1),
         ):  # fmt: skip
-            with pytest.raises(RuntimeError, match="'npu:1' does not exist: there is one device here, the CPU"):
+            with pytest.raises(RuntimeError, match="'npu:1' does not exist: the only device is the CPU"):
                 use()
 
 
@@ -535,7 +535,7 @@ def test_installing_again_is_fine_unless_it_asks_for_another_device(kind):
     other = "cuda" if kind == "cpu" else "cpu"
     assert kind in repr(ascend.install(kind))
     assert kind in repr(ascend.install())
-    with pytest.raises(RuntimeError, match=f"device='{other}', but \"npu\" means {kind} already"):
+    with pytest.raises(RuntimeError, match=f"device='{other}', but \"npu\" already means {kind}"):
         ascend.install(other)
     assert X.npu().device.type == kind
 

@@ -1,4 +1,18 @@
-"""The names of torch_npu, MindSpeed and CANN, and scripts written for Ascend run unmodified on whatever there is."""
+"""Scripts written for Ascend run unmodified, on a GPU or a CPU: the APIs of torch_npu, MindSpeed and CANN.
+
+``import torch_npu``, ``.npu()`` and ``device="npu"`` work once install() was called. Nothing outside this room imports
+it, except ``cli/``.
+
+optimizers.py, operators.py, aclnn.py   torch_npu's and MindSpeed's optimizers, MindSpeed's operators, CANN's call
+install.py     install() and uninstall()
+device.py      the device that "npu" means, and its translation
+mode.py        translates "npu" in calls of torch functions
+patches.py     attributes of torch that are replaced, because the mode does not see them
+npu.py         torch.npu, and amp.py: torch.npu.amp
+on_cpu.py      torch.npu where "npu" means the CPU
+missing.py     errors for the parts of torch_npu and MindSpeed that fusedadam does not have
+stand_ins/     the packages torch_npu and mindspeed that scripts import
+"""
 
 from fusedadam.ascend.aclnn import (
     aclGetRecentErrMsg,

@@ -1,4 +1,4 @@
-"""torch_npu.npu.amp: torch's mixed precision, with torch_npu's arguments."""
+"""torch_npu.npu.amp: torch's mixed precision with torch_npu's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
 class autocast(torch.autocast):
-    """:class:`torch.autocast` for the device that "npu" means; to float16 unless told otherwise, also on a CPU."""
+    """:class:`torch.autocast` for the device that "npu" means. The default dtype is float16, also on a CPU."""
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         super().__init__(device.kind(), enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
@@ -30,11 +30,11 @@ def custom_bwd(bwd: Callable[..., Any] | None = None) -> Any:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """:class:`torch.amp.GradScaler`, with torch_npu's order of arguments.
+    """:class:`torch.amp.GradScaler` with torch_npu's order of arguments.
 
     Args:
-        dynamic: whether :meth:`update` changes the scale; False keeps ``init_scale`` for ever. Either way a step whose
-            gradients are not finite is skipped.
+        dynamic: whether :meth:`update` changes the scale; False keeps ``init_scale``. Steps with infinite or NaN
+            gradients are skipped either way.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         if new_scale is None and not self._dynamic and self._enabled:
-            new_scale = self._check_scale_growth_tracker("update")[0]  # as it was
+            new_scale = self._check_scale_growth_tracker("update")[0]  # unchanged
         super().update(new_scale)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What "npu" means here: a GPU if there is one, else the CPU, or what was chosen."""
+"""The device that "npu" means: the chosen one, else a GPU if there is one, else the CPU. Translates device names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-VARIABLE = "FUSEDADAM_DEVICE"  # so that processes which a script starts choose as it did
+VARIABLE = "FUSEDADAM_DEVICE"  # child processes of a script inherit its choice
 
-_kind: str | None = None  # while installed
-_names: set[str] = set()  # what is translated: npu; cuda as well after torch_npu.contrib.transfer_to_npu on a CPU
+_kind: str | None = None  # None unless installed
+_names: set[str] = set()  # device types to translate: npu, and cuda after torch_npu.contrib.transfer_to_npu on a CPU
 
 
 def best() -> str:
@@ -20,47 +20,48 @@ def best() -> str:
 
 
 def kind() -> str:
-    """The type of the device that is meant: "cuda", "cpu", ..."""
+    """The type of the device that "npu" means: "cuda", "cpu", ..."""
     return _kind or best()
 
 
 def chosen(device: str | None) -> str:
-    """The kind of device to use, from an argument or the environment; raises if it is not there."""
+    """The type of device to use, from the argument or the environment; raises if this machine has none."""
     wanted, source = (device, "device") if device is not None else (os.environ.get(VARIABLE), VARIABLE)
     if not wanted:
         return best()
     if ":" in wanted:
         raise ValueError(
-            f"{source}={wanted!r} must be a kind of device without a number, such as 'cuda' or 'cpu'; "
-            "CUDA_VISIBLE_DEVICES chooses among several GPUs"
+            f"{source}={wanted!r} must be a device type without an index, such as 'cuda' or 'cpu'; "
+            "to choose one of several GPUs, set CUDA_VISIBLE_DEVICES"
         )
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{source}={wanted!r} cannot be had here ({reason}); use {best()!r} or leave it out") from None
+        raise ValueError(f"{source}={wanted!r} is not available ({reason}); use {best()!r} or leave it out") from None
     return torch.device(wanted).type
 
 
-def launched(name: str, otherwise: int) -> int:
-    """A number that torchrun and other launchers of several processes leave in the environment."""
+def from_launcher(name: str, default: int) -> int:
+    """A number that torchrun and other launchers set in the environment, such as LOCAL_RANK."""
     text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else otherwise
+    return int(text) if text.isdecimal() else default
 
 
 def count_on_cpu() -> int:
-    """How many numbers "npu" may have where it means the CPU: 1, or the number of processes on this machine.
+    """How many devices to report where "npu" means the CPU: one per local process.
 
-    A script that is launched in several processes uses an NPU for each, numbered by LOCAL_RANK.
+    Each process of a launched script uses the NPU whose index is its LOCAL_RANK.
     """
-    return max(launched("LOCAL_WORLD_SIZE", 1), launched("LOCAL_RANK", 0) + 1)
+    return max(from_launcher("LOCAL_WORLD_SIZE", 1), from_launcher("LOCAL_RANK", 0) + 1)
 
 
-def require_on_cpu(number: int | str, given: Any) -> None:
-    """Raises unless the CPU has this number."""
-    if str(number) not in map(str, range(there := count_on_cpu())):
-        names = "'npu:0'" if there == 1 else f"'npu:0' to 'npu:{there - 1}'"
-        raise RuntimeError(f"{given!r} does not exist: there is one device here, the CPU, and it is {names}")
+def require_on_cpu(index: int | str, given: Any) -> None:
+    """Raises unless the CPU stands for the NPU with this index; the error names ``given``."""
+    count = count_on_cpu()
+    if str(index) not in map(str, range(count)):
+        names = "'npu:0'" if count == 1 else f"'npu:0' to 'npu:{count - 1}'"
+        raise RuntimeError(f"{given!r} does not exist: the only device is the CPU, as {names}")
 
 
 def begin(kind: str) -> None:
@@ -84,41 +85,40 @@ def also_translate(name: str) -> None:
 
 
 def is_named(device: Any) -> bool:
-    """Whether this is the name of a device that is to be translated."""
+    """Whether this is the name of a device that has to be translated."""
     return isinstance(device, str) and device.partition(":")[0] in _names
 
 
 def translated(device: Any) -> Any:
-    """A device that torch knows, in place of "npu" or "npu:0"; anything else as it is, also numbers."""
+    """Replaces "npu" or "npu:0" by a device that torch knows; returns anything else unchanged, also integers."""
     if not is_named(device):
         return device
-    kind, number = _kind or best(), device.partition(":")[2]
-    if kind == "cpu":
-        if number:
-            require_on_cpu(number, device)
-        return kind  # a CPU has no number, and tensors on it would not be on "cpu:0"
-    return f"{kind}:{number}" if number else kind
+    target, index = kind(), device.partition(":")[2]
+    if target == "cpu":
+        if index:
+            require_on_cpu(index, device)
+        return target  # without an index: to torch, "cpu:0" is another device than "cpu"
+    return f"{target}:{index}" if index else target
 
 
-def is_meant(device: Any) -> bool:
-    """Whether an argument that is a device means the one that "npu" does: by name, or on a CPU by number.
+def is_npu_argument(device: Any) -> bool:
+    """Whether a device argument means the NPU: by name, or by index where "npu" means the CPU.
 
-    A number alone means the accelerator, which a CPU is not to torch; on a GPU it is translated by torch.
+    To torch an index alone means the accelerator. It resolves the index itself on a GPU, but not on a CPU.
     """
     return is_named(device) or (type(device) is int and _kind == "cpu")
 
 
-def placed(device: Any) -> Any:
-    """:func:`translated`, for an argument that is a device, and not a number of any other kind."""
-    return translated(f"npu:{device}" if is_meant(device) and type(device) is int else device)
+def translated_argument(device: Any) -> Any:
+    """:func:`translated` for a device argument, where an integer can only be an index."""
+    return translated(f"npu:{device}" if is_npu_argument(device) and type(device) is int else device)
 
 
 def translating(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with whatever it is given translated."""
+    """Wraps a function so that device names in all of its arguments are translated."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        own = {name: translated(value) for name, value in kwargs.items()}
-        return function(*map(translated, args), **own)
+        return function(*map(translated, args), **{name: translated(value) for name, value in kwargs.items()})
 
     return call

@@ -1,14 +1,15 @@
-"""What fusedadam does not have of torch_npu and MindSpeed says so by name, with what to use instead."""
+"""Errors for the parts of torch_npu and MindSpeed that fusedadam does not have: they name a replacement."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-INSTEAD = {
+REPLACEMENTS = {
     "npu_apply_adam": "fusedadam.Adam",
     "npu_apply_adam_w": "fusedadam.functional.adamw_",
-    "npu_format_cast": "the tensor itself: tensors have one format here",
+    "npu_format_cast": "the tensor itself: there is only one format here",
     "npu_fused_attention": "torch.nn.functional.scaled_dot_product_attention",
     "npu_fusion_attention": "torch.nn.functional.scaled_dot_product_attention",
     "npu_prompt_flash_attention": "torch.nn.functional.scaled_dot_product_attention",
@@ -22,7 +23,7 @@ INSTEAD = {
     "npu_conv2d": "torch.nn.functional.conv2d",
     "NpuFusedAdam": "fusedadam.Adam",
     "NpuFusedAdadelta": "torch.optim.Adadelta",
-    "NpuFusedLamb": "fusedadam.AdamW, or a LAMB of your own in forty lines: CONTRIBUTING.md",
+    "NpuFusedLamb": "fusedadam.AdamW, or write LAMB as a rule (CONTRIBUTING.md)",
     "NpuFusedRMSprop": "torch.optim.RMSprop",
     "NpuFusedRMSpropTF": "torch.optim.RMSprop",
     "NpuFusedSGD": "torch.optim.SGD(fused=True)",
@@ -32,18 +33,18 @@ INSTEAD = {
 
 def sentence(name: str) -> str:
     last = name.rpartition(".")[2]
-    use = f"use {INSTEAD[last]}" if last in INSTEAD else "docs/migration.md lists what there is"
-    return f"{name} is not among what fusedadam has of {name.split('.')[0]}; {use}"
+    use = f"use {REPLACEMENTS[last]}" if last in REPLACEMENTS else "docs/migration.md lists the supported names"
+    return f"fusedadam does not provide {name}; {use}"
 
 
 class Finder:
-    """The last to be asked for a module: if it is one of a stand-in's, nobody has it."""
+    """The last finder on ``sys.meta_path``, so a module of a stand-in that reaches it does not exist."""
 
-    def __init__(self, stands_in: Any) -> None:
-        self._stands_in = stands_in
+    def __init__(self, is_stand_in: Callable[[str], bool]) -> None:
+        self._is_stand_in = is_stand_in
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if "." in name and self._stands_in(name.split(".")[0]):
-            # without name=, which would make `from torch_npu import x` hide this sentence behind one of its own
+        if "." in name and self._is_stand_in(name.split(".")[0]):
+            # no name=: with it, `from torch_npu import x` would replace this message by a general one
             raise ModuleNotFoundError(sentence(name))
         return None

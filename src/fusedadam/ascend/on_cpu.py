@@ -1,8 +1,9 @@
-"""torch.npu where "npu" means the CPU: all work is done when a call returns, and memory is that of the process."""
+"""torch.npu where "npu" means the CPU: every call is synchronous, and memory figures are those of the process."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import types
@@ -15,7 +16,7 @@ import torch
 from fusedadam.ascend import device as devices
 from fusedadam.machine import processor
 
-FRESH_PEAK = "5"  # written to clear_refs, it makes Linux forget the largest size of a process so far
+FRESH_PEAK = "5"  # written to clear_refs, it resets the peak memory (VmHWM) of a process
 
 
 def device_count() -> int:
@@ -23,17 +24,17 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """What a script sets at its start: 0, or its rank in a launch of several processes. All of them are the CPU."""
-    return devices.launched("LOCAL_RANK", 0)
+    """LOCAL_RANK, or 0: launched scripts use the NPU with that index. Every index is the CPU."""
+    return devices.from_launcher("LOCAL_RANK", 0)
 
 
 def set_device(device: Any) -> None:
-    _only(device)
+    _require_cpu(device)
 
 
 @contextlib.contextmanager
 def device(device: Any) -> Iterator[None]:
-    _only(device)
+    _require_cpu(device)
     yield
 
 
@@ -49,17 +50,17 @@ def is_bf16_supported() -> bool:
 
 
 def get_device_properties(device: Any = None) -> types.SimpleNamespace:
-    """Its ``name`` and its ``total_memory`` in bytes."""
+    """The properties that a CPU has: ``name``, and ``total_memory`` in bytes."""
     return types.SimpleNamespace(name=get_device_name(device), total_memory=mem_get_info(device)[1])
 
 
 def get_device_name(device: Any = None) -> str:
-    _only(device)
+    _require_cpu(device)
     return processor()
 
 
 def synchronize(device: Any = None) -> None:
-    _only(device)
+    _require_cpu(device)
 
 
 def manual_seed(seed: int) -> None:
@@ -81,12 +82,12 @@ seed_all = seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    _only(device)
+    _require_cpu(device)
     return torch.get_rng_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    _only(device)
+    _require_cpu(device)
     torch.set_rng_state(new_state)
 
 
@@ -100,35 +101,35 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def empty_cache() -> None:
-    """Nothing is kept back: torch returns memory of the CPU at once."""
+    """Does nothing: torch does not cache CPU memory."""
 
 
 ipc_collect = empty_cache
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """The bytes of this machine's memory that are available, and all of them."""
-    _only(device)
+    """The available and the total memory of this machine, in bytes."""
+    _require_cpu(device)
     return _kilobytes("/proc/meminfo", "MemAvailable") * 1024, _kilobytes("/proc/meminfo", "MemTotal") * 1024
 
 
 def memory_allocated(device: Any = None) -> int:
-    """The bytes that this process has in memory, of which tensors are a part: torch does not count them on a CPU."""
-    _only(device)
+    """The resident memory of this process in bytes, tensors and all else: torch does not count CPU tensors."""
+    _require_cpu(device)
     return _kilobytes("/proc/self/status", "VmRSS") * 1024
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most that :func:`memory_allocated` has been since the start or :func:`reset_peak_memory_stats`."""
-    _only(device)
+    """The peak of :func:`memory_allocated` since the process started or :func:`reset_peak_memory_stats`."""
+    _require_cpu(device)
     return _kilobytes("/proc/self/status", "VmHWM") * 1024
 
 
-memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # no more than what is used is kept
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # no cache
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Of the many figures of an NPU's allocator, those that a process has."""
+    """The subset of an NPU allocator's statistics that a process has."""
     now, peak = memory_allocated(device), max_memory_allocated(device)
     kinds = ("allocated_bytes", "reserved_bytes")
     return {f"{kind}.all.{when}": size for kind in kinds for when, size in (("current", now), ("peak", peak))}
@@ -136,12 +137,12 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     now, peak = (size / 2**20 for size in (memory_allocated(device), max_memory_allocated(device)))
-    return f"npu is the CPU here; this process has {now:.0f} MiB of memory, and had {peak:.0f} MiB at most"
+    return f"npu is the CPU here; this process uses {now:.0f} MiB of memory (peak: {peak:.0f} MiB)"
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    _only(device)
-    max_memory_allocated()  # says so where this cannot be known
+    _require_cpu(device)
+    max_memory_allocated()  # raises where memory figures are unavailable
     Path("/proc/self/clear_refs").write_text(FRESH_PEAK)
 
 
@@ -149,22 +150,22 @@ reset_max_memory_allocated = reset_peak_memory_stats
 
 
 class Event(torch.Event):
-    """A moment. Work on a CPU is done when its call returns, so there is never anything to wait for."""
+    """A point in time. Calls on a CPU are synchronous, so there is never anything to wait for."""
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
         return super().__new__(cls, device="cpu")
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self._timing, self._moment = enable_timing, None if enable_timing else 0.0
+        self._timing, self._time = enable_timing, None if enable_timing else 0.0
 
     def record(self, stream: Any = None) -> None:
-        self._moment = time.perf_counter()
+        self._time = time.perf_counter()
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to that one."""
-        if not (self._timing and end_event._timing) or self._moment is None or end_event._moment is None:
-            raise ValueError("both events must have been made with enable_timing=True, and recorded")
-        return float(end_event._moment - self._moment) * 1e3
+        """The milliseconds from this event to ``end_event``."""
+        if not (self._timing and end_event._timing) or self._time is None or end_event._time is None:
+            raise ValueError("both events must be created with enable_timing=True and recorded before elapsed_time()")
+        return float(end_event._time - self._time) * 1e3
 
     def query(self) -> bool:
         return True
@@ -175,10 +176,10 @@ class Event(torch.Event):
 
 
 class Stream(torch.Stream):
-    """The one order in which a CPU does what it is told."""
+    """The only stream of a CPU, whose calls are synchronous."""
 
     def __new__(cls, device: Any = None, priority: int = 0) -> Stream:
-        _only(device)
+        _require_cpu(device)
         return super().__new__(cls, device="cpu")
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
@@ -204,14 +205,14 @@ class Stream(torch.Stream):
     def synchronize(self) -> None: ...
 
 
-_the_stream = None
+@functools.cache
+def _the_stream() -> Stream:
+    return Stream()
 
 
 def current_stream(device: Any = None) -> Stream:
-    global _the_stream
-    _only(device)
-    _the_stream = _the_stream or Stream()
-    return _the_stream
+    _require_cpu(device)
+    return _the_stream()
 
 
 default_stream = current_stream
@@ -225,9 +226,9 @@ def stream(stream: Stream | None) -> Iterator[None]:
     yield
 
 
-def _only(device: Any) -> None:
+def _require_cpu(device: Any) -> None:
     """Raises unless this device is the CPU."""
-    if device is None or (type(device) is int and device == -1):  # the current one
+    if device is None or (type(device) is int and device == -1):  # the current device
         return
     if type(device) is int:
         devices.require_on_cpu(device, f"npu:{device}")
@@ -243,6 +244,6 @@ def _kilobytes(file: str, field: str) -> int:
     except OSError:
         pass
     raise NotImplementedError(
-        f"torch.npu's memory figures mean the process where npu is the CPU, and {os.uname().sysname} does not tell "
-        "them in /proc; use psutil.Process().memory_info().rss"
+        f"torch.npu's memory figures are read from /proc where npu means the CPU, and {os.uname().sysname} has none; "
+        "use psutil.Process().memory_info().rss"
     )

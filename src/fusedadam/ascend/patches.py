@@ -1,7 +1,7 @@
-"""What the mode does not reach, changed by name and changed back: each line of `patches()` is one.
+"""Attributes of torch that are replaced while installed, because the mode does not see their calls.
 
-Every wrapped function asks whether it is still installed, so that one which somebody holds on to, or has wrapped in
-another, does nothing of ours afterwards.
+Every wrapper checks whether it is still installed: other code may keep a reference to it, or have wrapped it in turn.
+After uninstalling it only calls the original.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ MISSING = object()
 
 
 class Patch:
-    """One attribute of torch's, replaced, and brought back by ``undo``."""
+    """Replaces an attribute of torch; ``undo`` restores it."""
 
     def __init__(self, owner: Any, name: str, new: Any) -> None:
         self.owner, self.name, self.new = owner, name, new
@@ -31,7 +31,7 @@ class Patch:
 
     def undo(self) -> None:
         if vars(self.owner).get(self.name) is not self.new:
-            return  # somebody has put something else here since; it is theirs
+            return  # other code has replaced it since
         if self.old is MISSING:
             delattr(self.owner, self.name)
         else:
@@ -59,11 +59,11 @@ def patches() -> Iterator[Patch]:
     yield Patch(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
     yield Patch(threading.Thread, "start", _start(threading.Thread.start))
     yield Patch(torch.autograd, "_engine_run_backward", _backward(vars(torch.autograd)["_engine_run_backward"]))
-    parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # torch.nn.parallel has a function there
+    parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # in torch.nn.parallel it is a function
     yield Patch(parallel, "_get_available_device_type", _no_accelerator(vars(parallel)["_get_available_device_type"]))
     if torch.distributed.is_available():
-        replica = nn.parallel.DistributedDataParallel
-        yield Patch(replica, "__init__", _changing(replica.__init__, {"device_ids": _each, "output_device": _numbered}))
+        ddp, changes = nn.parallel.DistributedDataParallel, {"device_ids": _device_ids, "output_device": _device_id}
+        yield Patch(ddp, "__init__", _changing(ddp.__init__, changes))
         yield Patch(torch.distributed, "is_hccl_available", lambda: True)
         for name in ("init_process_group", "new_group"):
             yield Patch(torch.distributed, name, _without_hccl(getattr(torch.distributed, name)))
@@ -74,7 +74,7 @@ def patches() -> Iterator[Patch]:
 
 
 def cuda_on_cpu() -> Iterator[Patch]:
-    """After torch_npu.contrib.transfer_to_npu, by which cuda means npu, where that is the CPU."""
+    """Makes "cuda" mean "npu", as torch_npu.contrib.transfer_to_npu does, where "npu" means the CPU."""
     yield Patch(torch.Tensor, "cuda", tensor_npu)
     yield Patch(nn.Module, "cuda", module_npu)
     for name in (
@@ -91,9 +91,9 @@ def cuda_on_cpu() -> Iterator[Patch]:
 def tensor_npu(
     self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
 ) -> torch.Tensor:
-    """This tensor on the device that "npu" means. On a CPU a copy: changed in place, it leaves the original alone."""
-    where = _device(device)
-    return self.to(where, non_blocking=non_blocking, memory_format=memory_format, copy=where.type == "cpu")
+    """This tensor on the device that "npu" means. On a CPU this is a copy, since an NPU shares no memory with it."""
+    target = _device(device)
+    return self.to(target, non_blocking=non_blocking, memory_format=memory_format, copy=target.type == "cpu")
 
 
 def module_npu(self: nn.Module, device: Any = None) -> nn.Module:
@@ -107,18 +107,19 @@ def storage_npu(self: torch.UntypedStorage, device: Any = None, non_blocking: bo
 
 
 def _device(given: Any) -> torch.device:
-    """What .npu() was given: nothing, a number, a name or a device."""
+    """The device for an argument of ``.npu()``: None, an index, a name or a device."""
     if isinstance(given, torch.device):
         return given
     return torch.device(device.translated("npu" if given is None else f"npu:{given}" if type(given) is int else given))
 
 
 def _translating(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """The function, with the arguments of these names translated."""
+    """Wraps a function so that the arguments with these names are translated."""
     return _changing(function, dict.fromkeys(names, device.translated))
 
 
-def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], Any]]) -> Callable[..., Any]:
+def _changing(function: Callable[..., Any], changes: Mapping[str, Callable[[Any], Any]]) -> Callable[..., Any]:
+    """Wraps a function so that ``changes[name]`` is applied to its argument ``name``, or to the argument's default."""
     parameters = inspect.signature(function).parameters
     positions = {name: k for k, name in enumerate(parameters) if name in changes}
     defaults = {name: parameters[name].default for name in positions if parameters[name].default is not inspect._empty}
@@ -140,16 +141,16 @@ def _changing(function: Callable[..., Any], changes: dict[str, Callable[[Any], A
 
 def _mapping_location(load: Callable[..., Any]) -> Callable[..., Any]:
     def translated(location: Any) -> Any:
-        if isinstance(location, dict):  # from what the file says, which may be a name of either world
-            own = {f"{device.kind()}:{k.partition(':')[2]}": v for k, v in location.items() if device.is_named(k)}
-            return {k: device.translated(v) for k, v in {**own, **location}.items()}
+        if isinstance(location, dict):  # its keys are locations in the file, which may name the NPU or its translation
+            keys = {f"{device.kind()}:{k.partition(':')[2]}": v for k, v in location.items() if device.is_named(k)}
+            return {k: device.translated(v) for k, v in {**keys, **location}.items()}
         return device.translated(location)
 
     return _changing(load, {"map_location": translated})
 
 
 def _autocast(init: Callable[..., Any]) -> Callable[..., Any]:
-    """An NPU's autocast is to float16 unless told otherwise; a CPU's would be to bfloat16."""
+    """Autocast defaults to float16 on an NPU, but to bfloat16 on a CPU."""
     translating = _translating(init, "device_type")
 
     @functools.wraps(init)
@@ -162,12 +163,12 @@ def _autocast(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _data_loader(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Batches are pinned for the current accelerator anyway; torch warns about being told which."""
+    """Drops ``pin_memory_device="npu"``: torch pins for the current accelerator, and warns if one is named."""
     return _changing(init, {"pin_memory_device": lambda name: "" if device.is_named(name) else name})
 
 
 def _fork_rng(fork: Callable[..., Any]) -> Callable[..., Any]:
-    """The CPU's state is always kept; it is no device that could be named besides."""
+    """``fork_rng`` always saves the CPU's state, and does not accept the CPU as a device."""
 
     @functools.wraps(fork)
     def call(devices: Any = None, *args: Any, device_type: Any = None, **kwargs: Any) -> Any:
@@ -180,37 +181,36 @@ def _fork_rng(fork: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Ascend's way for processes to talk is hccl; a GPU's is nccl, a CPU's gloo."""
+    """Replaces Ascend's backend hccl by nccl on a GPU, and by gloo on a CPU."""
 
     def translated(backend: Any) -> Any:
         if not isinstance(backend, str):
             return backend
-        here = "nccl" if device.kind() == "cuda" else "gloo"
-        for name, theirs in (("npu", "hccl"), ("cuda", "nccl")):
+        available = "nccl" if device.kind() == "cuda" else "gloo"
+        for name, library in (("npu", "hccl"), ("cuda", "nccl")):
             if device.is_named(name):
-                backend = backend.replace(f"{name}:", f"{device.kind()}:").replace(theirs, here)
-        each = backend.split(",")
-        return ",".join(dict.fromkeys(each))  # the CPU's may have been named as well
+                backend = backend.replace(f"{name}:", f"{device.kind()}:").replace(library, available)
+        return ",".join(dict.fromkeys(backend.split(",")))  # "cpu:gloo,npu:hccl" has become "cpu:gloo,cpu:gloo"
 
-    return _changing(function, {"backend": translated, "device_id": _numbered})
-
-
-def _numbered(given: Any) -> Any:
-    """A device that torch wants with a number: an accelerator. For a CPU it wants None."""
-    where = device.placed(given)
-    if where is None or device.kind() != "cpu":
-        return where
-    return None if torch.device(where).type == "cpu" else given
+    return _changing(function, {"backend": translated, "device_id": _device_id})
 
 
-def _each(given: Any) -> Any:
-    """Several of them; on a CPU there is one, so torch wants None in place of the list."""
-    where = None if given is None else [_numbered(each) for each in given]
-    return None if where == [None] else where
+def _device_id(given: Any) -> Any:
+    """The argument for a function that takes an accelerator, and for a CPU None."""
+    target = device.translated_argument(given)
+    if target is None or device.kind() != "cpu":
+        return target
+    return None if torch.device(target).type == "cpu" else given
+
+
+def _device_ids(given: Any) -> Any:
+    """The argument for a function that takes a list of accelerators, and for a CPU None."""
+    targets = None if given is None else [_device_id(target) for target in given]
+    return None if targets == [None] else targets
 
 
 def _no_accelerator(find: Callable[[], str | None]) -> Callable[[], str | None]:
-    """DataParallel moves a model to the accelerator; where npu means the CPU it is to stay there."""
+    """DataParallel moves a model to the accelerator; where "npu" means the CPU, the model stays on the CPU."""
 
     @functools.wraps(find)
     def call() -> str | None:
@@ -220,7 +220,7 @@ def _no_accelerator(find: Callable[[], str | None]) -> Callable[[], str | None]:
 
 
 def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """A mode belongs to a thread: those that begin while installed enter it first."""
+    """Each thread has its own modes: a thread that starts while installed enters ours first."""
 
     @functools.wraps(start)
     def call(self: threading.Thread) -> None:
@@ -247,31 +247,31 @@ def _start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thr
 
 
 def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass calls functions of the script's: hooks, custom Functions, checkpoints.
+    """Enters the mode for the functions of the script that a backward pass calls: hooks, custom Functions, checkpoints.
 
-    It runs while the mode handles ``backward()`` and is therefore off, and on a GPU in a thread of autograd's own,
-    which a hook on what backward begins with is the first to reach.
+    While the mode handles ``backward()`` it is off. On a GPU the pass runs in a thread of autograd, which is entered by
+    a hook on the first nodes of the graph.
     """
 
-    reached: set[int] = set()  # GPUs whose threads have been entered, where they stay
+    entered: set[int] = set()  # GPUs whose autograd thread has entered the mode, and stays in it
 
     def enter(_: Any) -> None:
         mode.enter()
 
-    def reach() -> None:
-        """A backward pass of nothing, so that one which begins on the CPU finds the thread prepared."""
-        if device.kind() == "cuda" and torch.cuda.current_device() not in reached:
-            reached.add(torch.cuda.current_device())
+    def enter_gpu_thread() -> None:
+        """Runs a trivial backward pass on the GPU, since a pass may begin on the CPU and reach the GPU later."""
+        if device.kind() == "cuda" and torch.cuda.current_device() not in entered:
+            entered.add(torch.cuda.current_device())
             with torch.enable_grad():
-                nothing = torch.zeros((), device="cuda", requires_grad=True) * 1
-            nothing.grad_fn.register_prehook(enter)  # type: ignore[union-attr]
-            torch.autograd.backward(nothing)
+                output = torch.zeros((), device="cuda", requires_grad=True) * 1
+            output.grad_fn.register_prehook(enter)  # type: ignore[union-attr]
+            torch.autograd.backward(output)
 
     @functools.wraps(run)
     def call(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not device.installed():
             return run(outputs, *args, **kwargs)
-        reach()
+        enter_gpu_thread()
         nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         hooks = [node.register_prehook(enter) for node in nodes] if device.kind() != "cpu" else []
         new = mode.enter()
@@ -287,7 +287,7 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _made_by(real: type, make: Callable[..., Any]) -> type:
-    """A name in place of a type of torch's, whose calls no mode sees: it makes such objects, and recognizes them."""
+    """Stands for a type of torch whose constructor the mode does not see: calls ``make``, and isinstance works."""
 
     class Maker(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -303,16 +303,17 @@ def _made_by(real: type, make: Callable[..., Any]) -> type:
 
 
 def _generator(real: type) -> Callable[..., Any]:
-    return lambda device="cpu": real(device=_placed(device))
+    translated = device.translated_argument
+    return lambda device="cpu": real(device=translated(device))
 
 
 def _stream(real: type) -> Callable[..., Any]:
     translating = device.translating(real)
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        by_its_numbers = len(args) > 1 or "stream_id" in kwargs  # a stream that exists already
-        on = args[0] if args else kwargs.get("device")
-        return on_cpu.Stream(*args, **kwargs) if _on_cpu(on) and not by_its_numbers else translating(*args, **kwargs)
+        exists = len(args) > 1 or "stream_id" in kwargs  # its ids are given
+        target = args[0] if args else kwargs.get("device")
+        return on_cpu.Stream(*args, **kwargs) if _is_cpu(target) and not exists else translating(*args, **kwargs)
 
     return make
 
@@ -321,15 +322,11 @@ def _event(real: type) -> Callable[..., Any]:
     translating = device.translating(real)
 
     def make(device: Any = None, **kwargs: Any) -> Any:
-        return on_cpu.Event(**kwargs) if _on_cpu(device) else translating(device, **kwargs)
+        return on_cpu.Event(**kwargs) if _is_cpu(device) else translating(device, **kwargs)
 
     return make
 
 
-def _on_cpu(given: Any) -> bool:
-    """Whether npu means the CPU, and so does this device; None is the current one."""
-    return device.kind() == "cpu" and (given is None or torch.device(device.placed(given)).type == "cpu")
-
-
-def _placed(given: Any) -> Any:
-    return device.placed(given)
+def _is_cpu(given: Any) -> bool:
+    """Whether "npu" means the CPU and this argument does, too; None is the current device."""
+    return device.kind() == "cpu" and (given is None or torch.device(device.translated_argument(given)).type == "cpu")

@@ -1,4 +1,4 @@
-"""torch_npu, as far as fusedadam has it: its optimizers and devices, on whatever device there is."""
+"""The part of torch_npu that fusedadam provides: its optimizers and devices, on a GPU or a CPU."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 import fusedadam
 from fusedadam.ascend import install, missing, npu
 
-install()  # nothing new, unless this process inherited sys.path from one that had
+install()  # needed in a child process, which inherits sys.path but not the installation
 sys.modules |= {"torch_npu.npu": npu, "torch_npu.npu.amp": npu.amp}
 
 from . import optim  # noqa: E402

@@ -1,4 +1,4 @@
-"""Importing this makes cuda mean npu."""
+"""Importing this module makes "cuda" mean "npu"."""
 
 from fusedadam.ascend.install import transfer_to_npu
 
