@@ -20,9 +20,9 @@ from torch import Tensor
 from fusedadam.rules.rule import OWN_SCALARS, Special
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import SEGMENT
+from fusedadam.tensors.formats import FORMATS, STORAGES, compute_dtype
 from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
 from fusedadam.tensors.shards import Sharding
-from fusedadam.tensors.storage import STORAGES, compute_dtype
 from fusedadam.tensors.transfer import pinned, sent
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -119,11 +119,12 @@ class LaunchTable:
                 buffer = torch.zeros(int(count.sum()), dtype=dtype, device=self.home)
                 self.partials[one.name], static[f"_part_{one.name}"] = buffer, _addresses(buffer, count)
 
-        names = [*self.scalars, *special.roles, *static, *special.values]
+        arrays = [name for r in special.roles for name in FORMATS[self.storage[r]].array_names(r)]
+        names = [*self.scalars, *arrays, *static, *special.values]
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
-        for role in special.roles:
-            self.words[self.at[role]] = [address_of(m[role]) for m in mine]
+        for name in arrays:
+            self.words[self.at[name]] = [address_of(m[name]) for m in mine]
         for name, row in static.items():
             self.words[self.at[name]] = row
         if memory is None:

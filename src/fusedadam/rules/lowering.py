@@ -19,9 +19,9 @@ from fusedadam.rules.ops import OPS, SUMS
 KINDS = ("Value", "Scalar", "Flag")
 RESERVED = {  # names of the kernels, which no argument may have
     "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
-    "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
-    "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
-    "tensors", "tl", "triton", "update", "word", *OPS,
+    "divide", "find_largest", "fold", "found_inf", "grad_scale", "inline", "int64_at", "kernel", "load", "max",
+    "min", "number", "numbers", "range", "run", "scalar", "scratch", "store", "stored", "table", "take",
+    "tensors", "tl", "triton", "update", *OPS,
 }  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 
@@ -91,6 +91,9 @@ class Function:
 
 class Lowering(ast.NodeTransformer):
     """Rewrites a function's body into straight-line code that every backend binds its words to."""
+
+    ops: Mapping[str, Callable[..., Any]] = OPS
+    helper_prefix = ""
 
     def __init__(
         self, source: Function, flags: Mapping[str, bool], helpers: Helpers | None = None, every_branch: bool = False
@@ -174,15 +177,18 @@ class Lowering(ast.NodeTransformer):
             return node
         constant = self.source.function.__globals__.get(name)
         if isinstance(constant, (int, float)):
-            return call("number", ast.Constant(float(constant)))
+            return self.constant(node, constant)
         self.source.fail(
             node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags"
         )
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-            return call("number", ast.Constant(float(node.value)))
+            return self.constant(node, node.value)
         self.source.fail(node, f"`{ast.unparse(node)}` is not a number")
+
+    def constant(self, node: ast.expr, value: float) -> ast.expr:
+        return call("number", ast.Constant(float(value)))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if not isinstance(node.op, _OPERATORS):
@@ -213,7 +219,7 @@ class Lowering(ast.NodeTransformer):
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
         arguments = [self.visit(a) for a in node.args]
-        for name, word in OPS.items():
+        for name, word in self.ops.items():
             if called is word:
                 return call(name, *arguments)
         if called in SUMS:
@@ -224,7 +230,7 @@ class Lowering(ast.NodeTransformer):
             return ast.copy_location(call(called.__name__, *arguments), node)
         if isinstance(called, FunctionType):
             return call(self.helper(called), *arguments)
-        known = ", ".join([*OPS, *(word.__name__ for word in SUMS)])
+        known = ", ".join([*self.ops, *(word.__name__ for word in SUMS)])
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module"
         )
@@ -232,10 +238,10 @@ class Lowering(ast.NodeTransformer):
     def helper(self, function: FunctionType) -> str:
         if function not in self.helpers:
             source = Function(function, helper=True)
-            lowering = Lowering(source, {}, self.helpers)
+            lowering = type(self)(source, {}, self.helpers)
             body = list(lowering.statements(source.body))
             result = ast.Return(lowering.visit(source.result))
-            name = f"{function.__name__}_{len(self.helpers)}"
+            name = f"{self.helper_prefix}{function.__name__}_{len(self.helpers)}"
             self.helpers[function] = name, define(name, list(source.kinds), [*body, result])
             if isinstance(source.result, ast.Compare) or (
                 isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
