@@ -22,7 +22,7 @@ from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rules.rule import OWN_FLAGS, Rule
-from fusedadam.tensors.storage import compute_dtype
+from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 DTYPES = (F32, BF16, F16, F64)

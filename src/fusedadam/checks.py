@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedadam.tensors.formats import STORAGES, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, local
-from fusedadam.tensors.storage import STORAGES, names
 from fusedadam.tensors.transfer import capturing
 
 

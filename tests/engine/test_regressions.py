@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.backends.numba.threading import share_in_pool
+from fusedadam.backends.numba.threading import run_in_pool
 from fusedadam.rules.ops import where
 from fusedadam.rules.rule import Value, Values, rule
 from tests.support import PLACES, Case, apply, assert_same_bits, draw
@@ -128,7 +128,7 @@ def test_an_interrupted_step_waits_for_its_threads():
         finished.set()
 
     with pytest.raises(KeyboardInterrupt):
-        share_in_pool(work, 2)
+        run_in_pool(work, 2)
     assert finished.is_set()
 
 

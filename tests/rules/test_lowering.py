@@ -94,8 +94,8 @@ def bad_argument(param: Value, grad: Value, table: Value) -> Values:
     return param
 
 
-def bad_word_argument(param: Value, grad: Value, *, word: Scalar) -> Values:
-    param = param - word * grad
+def bad_op_argument(param: Value, grad: Value, *, int64_at: Scalar) -> Values:
+    param = param - int64_at * grad
     return param
 
 
@@ -129,7 +129,7 @@ def bad_string(param: Value, grad: Value) -> Values:
         (bad_unassigned, "`x` is not known"),
         (bad_string, "not a number"),
         (bad_argument, "`table` is a name that kernels use"),
-        (bad_word_argument, "`word` is a name that kernels use"),
+        (bad_op_argument, "`int64_at` is a name that kernels use"),
         (bad_local, "`divide` is taken"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

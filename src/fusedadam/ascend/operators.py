@@ -14,7 +14,7 @@ from fusedadam import checks
 from fusedadam.functional import Update, adam_options, adamw_flags, ema_choices
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.tensors.storage import names
+from fusedadam.tensors.formats import names
 
 __all__ = ["npu_apply_fused_adamw_v2", "npu_apply_fused_ema_adamw"]
 

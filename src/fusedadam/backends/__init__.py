@@ -1,11 +1,14 @@
-"""What runs a rule over a launch table, and how one of them is chosen.
+"""Backends run a rule over a launch table. This file chooses one for each device.
 
 numba    a CPU
 triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
-Each has ``prepare(table)``, which compiles whatever is needed and returns the functions that run the stages of a table,
-and ``sum_across(sum, terms)`` for sums over several parameters.
+codecs   storage formats as source text, for numba and triton
+
+Each backend has ``prepare(table)``, which compiles the kernels of a table and returns the functions that run its
+stages, and ``sum_across(sum, terms)`` for sums over several parameters. numba and triton have the same files: kernel,
+memory, sums, ops.
 """
 
 from __future__ import annotations
@@ -26,38 +29,38 @@ TRITON_DEVICES = ("cuda", "xpu", "npu")  # "cuda" is also what ROCm calls itself
 
 
 def choose(device: torch.device, wanted: str | None) -> Backend:
-    """The backend for tensors on this device; raises if the one that is wanted cannot serve it."""
+    """The backend for tensors on this device. An explicit name forces that backend or raises."""
     if wanted is not None:
         check(wanted, device)
         return _load(wanted)
-    name, lacking = best(device)
-    if lacking is not None:
-        _warn(f"{lacking}, so optimizers on {device.type} run eagerly, many times slower")
+    name, reason = best(device)
+    if reason is not None:
+        _warn(f"{reason}, so optimizers on {device.type} run eagerly, many times slower")
     return _load(name)
 
 
 def best(device: torch.device) -> tuple[str, str | None]:
-    """Which backend serves a device unless another is asked for, and what a faster one lacks, if it does."""
+    """The default backend of a device, and why a faster one is unavailable."""
     name = "numba" if device.type == "cpu" else "triton" if device.type in TRITON_DEVICES else "eager"
-    lacking = why_not(name, device)
-    return (name, None) if lacking is None else ("eager", lacking)
+    reason = why_not(name, device)
+    return (name, None) if reason is None else ("eager", reason)
 
 
 def check(wanted: str, device: torch.device | None = None) -> None:
-    """Whether an explicit ``backend=`` can be had, on this machine and for this device."""
+    """Raises if an explicit ``backend=`` is not available on this machine and for this device."""
     if wanted not in NAMES:
         raise ValueError(f"backend={wanted!r} is unknown; use one of {', '.join(NAMES)}, or None to choose by device")
     reason = why_not(wanted, device)
     if reason is None:
         return
     if device is None:
-        raise RuntimeError(f"backend={wanted!r} cannot be had: {reason}")
+        raise RuntimeError(f"backend={wanted!r} is not available: {reason}")
     others = ", ".join(repr(name) for name in NAMES if why_not(name, device) is None)
     raise RuntimeError(f"backend={wanted!r} cannot serve a parameter on {device}: {reason}; use {others} or None")
 
 
 def why_not(name: str, device: torch.device | None = None) -> str | None:
-    """Why a backend cannot run on this machine, or not serve this device, and what to do; None if it can."""
+    """Why a backend is not available on this machine or for this device, and what to do; None if it is."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not _installed(name):
         return f"{name} is not installed (pip install {name})"
@@ -66,7 +69,7 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
     if device is None or name == "eager":
         return None
     if name == "numba":
-        return None if device.type == "cpu" else "it runs on the CPU alone"
+        return None if device.type == "cpu" else "it runs on the CPU only"
     if device.type == "cpu" and not interpreted:
         return "it needs a GPU (TRITON_INTERPRET=1, set before torch.optim is used, runs it on the CPU, slowly)"
     if device.type != "cpu" and interpreted:

@@ -21,7 +21,7 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.storage import STORAGES
+from fusedadam.tensors.formats import FORMATS, STORAGES, Format, round_to_odd
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in STORAGES.items()}
@@ -50,16 +50,18 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
     compute, number, update = _bind(table, stage, table.device)
+    formats = {r: FORMATS[table.storage[r]] for r in stage.arrays}
+    arrays = {r: formats[r].array_names(r) for r in stage.arrays}
 
     def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:
-        # copies: a rule may store one role in another, and must not see what has been stored already
-        values = {r: roles[r][row, column].to(compute, copy=True) for r in stage.reads}
+        here = {r: [roles[name][row, column] for name in arrays[r]] for r in stage.arrays}
+        values = {r: load(formats[r], here[r], compute) for r in stage.reads}
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
         by_row = [_here(table, k, r)[row, None].to(table.device) for r in stage.rows]
         results = update(*values.values(), *by_row, *scalars)
         for role, value in zip(stage.writes, results, strict=False):
-            store(roles[role][row, column], value)
+            store(formats[role], here[role], value)
         size = sums.SEGMENT["element"]
         for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))
@@ -69,7 +71,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     def run(members: Sequence[Roles]) -> None:
         for k, roles in enumerate(members):
             rows, width = int(table.rows[k]), int(table.widths[k])
-            flat = {r: roles[r].as_strided((rows, width), (width, 1)) for r in stage.arrays}
+            flat = {n: roles[n].as_strided((rows, width), (width, 1)) for names in arrays.values() for n in names}
             scalars = [number(x) for x in _column(table, stage.scalars, k)]
             for row, column in _slices(rows, width):
                 visit(flat, k, scalars, row, column)
@@ -118,9 +120,10 @@ def _bind(
 
     def stored(role: str) -> Callable[[Tensor], Tensor]:
         def round_trip(value: Tensor) -> Tensor:
-            kept = torch.empty_like(value, dtype=DTYPES[table.storage[role]])
-            store(kept, value)
-            return kept.to(compute)
+            one = FORMATS[table.storage[role]]
+            arrays = [torch.empty_like(value, dtype=array.dtype) for array in one.arrays]
+            store(one, arrays, value)
+            return load(one, arrays, compute)
 
         return round_trip
 
@@ -173,16 +176,27 @@ def _combine(table: LaunchTable, one: Sum) -> None:
             table.value(one.name)[k] = sums.combine(own.flatten(), one.largest)
 
 
-def store(target: Tensor, value: Tensor) -> None:
-    """Rounds once. torch takes float64 to 16 bits by way of float32, which rounds twice."""
-    if value.dtype == torch.float64 and target.dtype in (torch.float16, torch.bfloat16):
-        value = _round_to_odd(value)
-    target.copy_(value)
+def load(one: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
+    """A copy, always: a rule may store one role in another, and must not see what has been stored already."""
+    if one.is_native("eager"):
+        return arrays[0].to(compute, copy=True)
+    assert one.decode is not None
+    value: Tensor = one.decode(*(words.to(torch.int32, copy=True) for words in _words(one, arrays)))
+    return value.to(compute)
 
 
-def _round_to_odd(x: Tensor) -> Tensor:
-    near = x.float()
-    back, bits = near.double(), near.view(torch.int32)
-    neighbour = torch.where(back.abs() < x.abs(), bits + 1, bits - 1)
-    move = (bits & 1 == 0) & (back != x) & (x == x)
-    return torch.where(move, neighbour, bits).view(torch.float32)
+def store(one: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
+    """Rounds once. torch itself takes float64 to 16 bits by way of float32, which rounds twice."""
+    if value.dtype == torch.float64 and one.rounds:
+        value = round_to_odd(value)
+    if one.is_native("eager"):
+        arrays[0].copy_(value)
+        return
+    assert one.encode is not None
+    encoded = one.encode(value.float())
+    for words, new in zip(_words(one, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
+        words.copy_(new)
+
+
+def _words(one: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, one.arrays, strict=True)]

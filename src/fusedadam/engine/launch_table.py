@@ -20,8 +20,8 @@ from fusedadam.engine.geometry import Floats, Geometry, Int64s
 from fusedadam.engine.member import Member
 from fusedadam.rules.rule import OWN_SCALARS
 from fusedadam.rules.stages import Stage, Sum
+from fusedadam.tensors.formats import FORMATS, STORAGES, compute_dtype
 from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
-from fusedadam.tensors.storage import STORAGES, compute_dtype
 from fusedadam.tensors.transfer import pinned, sent
 
 # The rows of sums and values by row have these names before the value's own, in tables and in generated kernels.
@@ -92,11 +92,12 @@ class LaunchTable(Geometry):
 
     def _make_words(self, mine: Sequence[Member]) -> None:
         unchanging = self._unchanging(mine)
-        names = [*self.scalars, *self.special.roles, *unchanging, *self.special.values]
+        arrays = [name for role in self.special.roles for name in FORMATS[self.storage[role]].array_names(role)]
+        names = [*self.scalars, *arrays, *unchanging, *self.special.values]
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
-        for role in self.special.roles:
-            self.words[self.at[role]] = [address_of(member.roles[role]) for member in mine]
+        for name in arrays:
+            self.words[self.at[name]] = [address_of(member.roles[name]) for member in mine]
         for name, row in unchanging.items():
             self.words[self.at[name]] = row
         self.on_device = sent(self.words, self.home)  # on a CPU the very same memory

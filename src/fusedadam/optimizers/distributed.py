@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.formats import STORAGES
 from fusedadam.tensors.shards import is_dtensor, sharding_of
-from fusedadam.tensors.storage import STORAGES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -22,9 +22,9 @@ from fusedadam.rules.ops import OPS, SUMS
 KINDS = ("Value", "Scalar", "Flag")
 RESERVED = {  # names that kernels use, and arguments may not have
     "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
-    "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
-    "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
-    "tensors", "tl", "triton", "update", "word", *OPS,
+    "divide", "find_largest", "fold", "found_inf", "grad_scale", "inline", "int64_at", "kernel", "load", "max",
+    "min", "number", "numbers", "range", "run", "scalar", "scratch", "store", "stored", "table", "take",
+    "tensors", "tl", "triton", "update", *OPS,
 }  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 
@@ -108,6 +108,9 @@ class SumCall(NamedTuple):
 
 class Lowering(ast.NodeTransformer):
     """Rewrites the body of a rule, or of a helper that ``caller`` calls, as straight-line code."""
+
+    ops: Mapping[str, Callable[..., Any]] = OPS
+    helper_prefix = ""
 
     def __init__(
         self, source: Function, flags: Mapping[str, bool], caller: Lowering | None = None, scope: str = "",
@@ -197,15 +200,18 @@ class Lowering(ast.NodeTransformer):
             return ast.Name(self.scope + name)
         constant = self.source.function.__globals__.get(name)
         if isinstance(constant, (int, float)):
-            return call("number", ast.Constant(float(constant)))
+            return self.constant(node, constant)
         self.source.fail(
             node, f"`{name}` is not known here: it is no argument, and nothing was assigned to it under these flags"
         )
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-            return call("number", ast.Constant(float(node.value)))
+            return self.constant(node, node.value)
         self.source.fail(node, f"`{ast.unparse(node)}` is not a number")
+
+    def constant(self, node: ast.expr, value: float) -> ast.expr:
+        return call("number", ast.Constant(float(value)))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if not isinstance(node.op, _OPERATORS):
@@ -236,7 +242,7 @@ class Lowering(ast.NodeTransformer):
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
         arguments = [self.visit(a) for a in node.args]
-        for name, op in OPS.items():
+        for name, op in self.ops.items():
             if called is op:
                 return call(name, *arguments)
         place = f"{self.scope}{node.lineno}_{node.col_offset}"  # the same under all flags
@@ -253,7 +259,7 @@ class Lowering(ast.NodeTransformer):
             if _has_sums(called):
                 return self.inline(called, arguments, f"{place}.")
             return call(self.helper(called).name, *arguments)
-        known = ", ".join([*OPS, *(op.__name__ for op in SUMS)])
+        known = ", ".join([*self.ops, *(op.__name__ for op in SUMS)])
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )
@@ -261,10 +267,10 @@ class Lowering(ast.NodeTransformer):
     def helper(self, function: FunctionType) -> Helper:
         if function not in self.helpers:
             source = Function(function, helper=True)
-            lowering = Lowering(source, {}, self)
+            lowering = type(self)(source, {}, self)
             body = list(lowering.statements(source.body))
             result = ast.Return(lowering.visit(source.result))
-            name = f"{function.__name__}_{len(self.helpers)}"
+            name = f"{self.helper_prefix}{function.__name__}_{len(self.helpers)}"
             is_condition = isinstance(source.result, ast.Compare) or (
                 isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
             )
@@ -274,7 +280,7 @@ class Lowering(ast.NodeTransformer):
     def inline(self, function: FunctionType, arguments: list[ast.expr], scope: str) -> ast.expr:
         """What a helper that sums returns; its statements come before the one that calls it."""
         source = Function(function, helper=True)
-        lowering = Lowering(source, {}, self, scope)
+        lowering = type(self)(source, {}, self, scope)
         given = zip(source.kinds, arguments, strict=True)
         self.inlined += [ast.Assign([ast.Name(scope + name)], argument) for name, argument in given]
         self.inlined += lowering.statements(source.body)

@@ -3,7 +3,7 @@
 Every other room deals in tensors, so this one comes first and knows none of them. A new storage format goes here.
 
 layout.py      which strides kernels can walk, and copies for the others
-storage.py     how values are kept in memory, and what they are computed in
+formats.py     storage formats: how values are kept in memory, and what they are computed in
 transfer.py    from the host to a device, without waiting
 shards.py      the local shard of a DTensor
 internals.py   where torch keeps an address, a storage, dispatch keys: found and verified at start-up

@@ -1,8 +1,9 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
-ops.py         the ops, loads and stores, for Numba
 kernel.py      the source of a stage's kernel
+memory.py      the source that loads and stores a role in its format
 sums.py        the source of the kernels that finish sums
+ops.py         the ops, for Numba
 threading.py   the threads they run on
 """
 
@@ -25,8 +26,8 @@ from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 
 CHUNK = 32768
-SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the work
-BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
+THREADS_FROM = 65536  # elements: for fewer, waking a thread takes longer than the work
+BATCHES = 16  # that each thread takes its chunks in, if all threads are equally fast
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
@@ -53,25 +54,25 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
     if not unfinished:
         return visit, None
     text = sums.combine(unfinished, table.at, table.storage_of(stage))
-    words = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
-    return visit, _call(_compile(f"sums_{table.special.rule.name}", text), words, table.words)
+    arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
+    return visit, _call(_compile(f"sums_{table.special.rule.name}", text), arguments, table.words)
 
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
-    """A stage over elements or rows, shared by threads."""
+    """A stage over elements or rows, divided among threads."""
     steps = np.full_like(table.sizes, CHUNK)
-    if stage.in_segments:  # as the kernel itself has it
+    if stage.in_segments:  # as in the kernel itself
         steps = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
     tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, steps))
-    worth_sharing = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= SHARE_FROM
+    worth_threads = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
-    words = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
+    arguments = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
     batch_at, scale_at = kernel.ARGUMENTS.index("batch"), kernel.ARGUMENTS.index("grad_scale")
-    plain = _ready(_compile_stage(table, stage, scaled=False), words)
-    scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), words))
+    plain = _ready(_compile_stage(table, stage, scaled=False), arguments)
+    scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), arguments))
     if "grad" in stage.reads:
         table.before_scaling.append(scaled)
 
@@ -79,9 +80,9 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
         ready = plain
         if table.grad_scale is not None and "grad" in stage.reads:
             ready = scaled()
-            words.view(np.float64)[scale_at] = table.grad_scale.item()
-        threads = torch.get_num_threads() if worth_sharing else 1
-        words[batch_at] = 1 + len(tensor) // (threads * BATCHES)
+            arguments.view(np.float64)[scale_at] = table.grad_scale.item()
+        threads = torch.get_num_threads() if worth_threads else 1
+        arguments[batch_at] = 1 + len(tensor) // (threads * BATCHES)
         counter[0] = 0
         ready(threads)
 
@@ -90,20 +91,20 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
 
 def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     values = {"table": table.words.ctypes.data, "tensors": table.words.shape[1]}
-    words = np.array([values.get(name, 0) for name in kernel.ARGUMENTS], dtype=np.int64)
-    return _call(_compile_stage(table, stage, scaled=False), words, table.words)
+    arguments = np.array([values.get(name, 0) for name in kernel.ARGUMENTS], dtype=np.int64)
+    return _call(_compile_stage(table, stage, scaled=False), arguments, table.words)
 
 
 def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
-    """Adds up ``one`` over each list of parts, and gives every part the result."""
+    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
     arrays = addresses(one, parts)
-    words = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
+    arguments = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
     tables = [part.table.words for own in parts for part in own]
-    return _call(_compile("share", sums.share(one.largest)), words, arrays, tables)
+    return _call(_compile("share", sums.share(one.largest)), arguments, arrays, tables)
 
 
-def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
-    ready = _ready(function, words)
+def _call(function: int, arguments: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
+    ready = _ready(function, arguments)
 
     def run(_alive: object = alive) -> None:
         ready(1)
@@ -111,13 +112,13 @@ def _call(function: int, words: np.ndarray[Any, Any], *alive: object) -> Callabl
     return run
 
 
-def _ready(function: int, words: np.ndarray[Any, Any]) -> Callable[[int], None]:
-    """Calls a kernel with these words, on so many threads, by way of one that sets the mode of each thread."""
-    call = np.array([function, words.ctypes.data], dtype=np.int64)
-    by_way_of, address = _compile("with_denormals", kernel.WITH_DENORMALS), call.ctypes.data
+def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], None]:
+    """Calls a kernel with these arguments on some threads, through another kernel that sets each thread's mode."""
+    call = np.array([function, arguments.ctypes.data], dtype=np.int64)
+    trampoline, address = _compile("with_denormals", kernel.WITH_DENORMALS), call.ctypes.data
 
-    def run(threads: int, _alive: object = (call, words)) -> None:
-        threading.share(by_way_of, address, threads)
+    def run(threads: int, _alive: object = (call, arguments)) -> None:
+        threading.run_on_threads(trampoline, address, threads)
 
     return run
 
@@ -135,7 +136,7 @@ def _compile(title: str, text: str) -> int:
 
 @functools.cache
 def made_for() -> str:
-    """What decides how a kernel is compiled, besides its own source: Numba, the processor, and the ops."""
+    """What compiled code depends on besides a kernel's own source: Numba, the processor, and the ops."""
     from fusedadam.backends.numba import ops
     from fusedadam.generated import numba_cache  # imports Numba
 

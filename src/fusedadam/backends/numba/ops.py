@@ -1,7 +1,7 @@
-"""The words for Numba: scalar functions, and loads and stores as a few lines of LLVM each.
+"""The ops for Numba: scalar functions, and loads, stores and 32-bit integers as a few lines of LLVM each.
 
-Numba knows neither bfloat16 nor float16 on a CPU, so both are read and written here as 16-bit integers.
-Everything vectorises; ``run.inspect_asm()`` of a generated kernel shows it.
+Numba knows no float16 on a CPU, so it is read and written here as a 16-bit integer. Everything vectorizes;
+``run.inspect_asm()`` of a generated kernel shows it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from numba.extending import intrinsic
 
 from fusedadam.generated import numba_cache
 
-__all__ = ["NUMBER", "abs", "add_up", "call_with_denormals", "divide", "find_largest", "inline", "kernel", "load"]
-__all__ += ["maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take", "where", "word"]
+__all__ = ["NUMBER", "abs", "add_up", "call_with_denormals", "divide", "find_largest", "inline", "int64_at", "kernel"]
+__all__ += ["load", "maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take", "where"]
+__all__ += ["add", "bit_and", "bit_or", "bit_xor", "bits_of_float", "float_of_bits", "integer", "multiply", "narrow"]
+__all__ += ["shift_left", "shift_right", "subtract", "widen"]
 
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "bf16": I16}
-COMPUTE: dict[str, Any] = {"f32": types.float32, "f64": types.float64}
+MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "int8": I8, "uint8": I8, "int16": I16, "int32": I32}
+VALUES: dict[str, Any] = {"f32": types.float32, "f64": types.float64, "int32": types.int32}
 NUMBER = {"f32": np.float32, "f64": np.float64}
 
 # Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorises.
@@ -94,7 +96,7 @@ def take(context: Any, counter: Any, amount: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def word(context: Any, address: Any, index: Any) -> Any:
+def int64_at(context: Any, address: Any, index: Any) -> Any:
     """The int64 at ``index`` of the memory at ``address``."""
 
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -145,7 +147,7 @@ def _set_denormals(b: Any, change: Callable[[Any, Any], Any]) -> Any:
 
 def scratch(compute: str, length: int) -> Any:
     """Three functions: ``new()`` gives memory on the stack, which nothing else overlaps; ``get`` and ``put`` use it."""
-    kind, pointer = COMPUTE[compute], types.CPointer(COMPUTE[compute])
+    kind, pointer = VALUES[compute], types.CPointer(VALUES[compute])
 
     @intrinsic  # type: ignore[untyped-decorator]
     def new(context: Any) -> Any:
@@ -207,88 +209,95 @@ def _add(a: Any, b: Any) -> Any:
 add_up, find_largest = _adder("add_up", _add), _adder("find_largest", maximum)
 
 
-def load(storage: str, compute: str) -> Any:
-    """``load(address, index)``: the value at ``index`` of memory kept as ``storage``, in the compute dtype."""
+def load(kind: str, value: str) -> Any:
+    """``load(address, index)``: what is at ``index`` of memory of this kind, as a value of that type."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def load_value(context: Any, address: Any, index: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            return _widen(b, b.load(_element(b, storage, *args)), storage, compute)
+            return _extended(b, b.load(_element(b, kind, *args)), kind, value)
 
-        return COMPUTE[compute](types.int64, types.int64), emit
+        return VALUES[value](types.int64, types.int64), emit
 
     return load_value
 
 
-def store(storage: str, compute: str, any_nan: bool = True) -> Any:
-    """``store(address, index, value)``: rounds once, to nearest even, and writes.
-
-    Rounding to bfloat16 by integers could carry a NaN with a full mantissa over into zero. A kernel whose inputs are
-    all bfloat16 never sees one (its NaNs end in 16 zero bits), so it may say ``any_nan=False`` and skip the test.
-    """
+def store(kind: str, value: str) -> Any:
+    """``store(address, index, x)``: floats are rounded to nearest even, integers cut off."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def store_value(context: Any, address: Any, index: Any, value: Any) -> Any:
+    def store_value(context: Any, address: Any, index: Any, x: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            b.store(_narrow(b, args[2], storage, compute, any_nan), _element(b, storage, *args[:2]))
+            b.store(_shortened(b, args[2], kind, value), _element(b, kind, *args[:2]))
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, COMPUTE[compute]), emit
+        return types.void(types.int64, types.int64, VALUES[value]), emit
 
     return store_value
 
 
-def stored(storage: str, compute: str, any_nan: bool = True) -> Any:
-    """``stored(value)``: what comes back when it is stored and loaded."""
+def stored(kind: str, value: str, result: str) -> Any:
+    """``stored(x)``: what comes back when it is stored and loaded."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def round_trip(context: Any, value: Any) -> Any:
+    def round_trip(context: Any, x: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            return _widen(b, _narrow(b, args[0], storage, compute, any_nan), storage, compute)
+            return _extended(b, _shortened(b, args[0], kind, value), kind, result)
 
-        return COMPUTE[compute](COMPUTE[compute]), emit
+        return VALUES[result](VALUES[value]), emit
 
     return round_trip
 
 
-def _element(b: Any, storage: str, address: Any, index: Any) -> Any:
-    return b.gep(b.inttoptr(address, MEMORY[storage].as_pointer()), [index])
+def _element(b: Any, kind: str, address: Any, index: Any) -> Any:
+    return b.gep(b.inttoptr(address, MEMORY[kind].as_pointer()), [index])
 
 
-def _widen(b: Any, raw: Any, storage: str, compute: str) -> Any:
-    if storage == "f16":
-        raw = b.fpext(b.bitcast(raw, HALF), FLOAT)
-    elif storage == "bf16":
-        raw = b.bitcast(b.shl(b.zext(raw, I32), I32(16)), FLOAT)
-    if storage == "f64":
-        return raw if compute == "f64" else b.fptrunc(raw, FLOAT)
-    return raw if compute == "f32" else b.fpext(raw, DOUBLE)
+def _extended(b: Any, raw: Any, kind: str, value: str) -> Any:
+    if value == "int32":
+        return raw if kind == "int32" else b.zext(raw, I32) if kind == "uint8" else b.sext(raw, I32)
+    if kind == "f16":
+        raw, kind = b.fpext(b.bitcast(raw, HALF), FLOAT), "f32"
+    return _as_float(b, raw, kind, value)
 
 
-def _narrow(b: Any, value: Any, storage: str, compute: str, any_nan: bool) -> Any:
-    if storage in COMPUTE:
-        if storage == compute:
-            return value
-        return b.fpext(value, DOUBLE) if storage == "f64" else b.fptrunc(value, FLOAT)
-    if compute == "f64":
-        value = _round_to_odd(b, value)
-    if storage == "f16":
-        return b.bitcast(b.fptrunc(value, HALF), I16)
-    bits = b.bitcast(value, I32)
-    odd = b.and_(b.lshr(bits, I32(16)), I32(1))
-    rounded = b.lshr(b.add(b.add(bits, I32(0x7FFF)), odd), I32(16))
-    if any_nan:
-        rounded = b.select(b.fcmp_unordered("uno", value, value), I32(0x7FC0), rounded)
-    return b.trunc(rounded, I16)
+def _shortened(b: Any, x: Any, kind: str, value: str) -> Any:
+    if value == "int32":
+        return x if kind == "int32" else b.trunc(x, MEMORY[kind])
+    if kind == "f16":
+        return b.bitcast(b.fptrunc(x, HALF), I16)
+    return _as_float(b, x, value, kind)
 
 
-def _round_to_odd(b: Any, x: Any) -> Any:
-    """float64 to float32 such that rounding once more, to 16 bits, is as good as rounding only once."""
-    near = b.fptrunc(x, FLOAT)
-    back, bits = b.fpext(near, DOUBLE), b.bitcast(near, I32)
-    fabs = b.module.declare_intrinsic("llvm.fabs", [DOUBLE])
-    too_small = b.fcmp_ordered("<", b.call(fabs, [back]), b.call(fabs, [x]))
-    neighbour = b.select(too_small, b.add(bits, I32(1)), b.sub(bits, I32(1)))
-    even = b.icmp_unsigned("==", b.and_(bits, I32(1)), I32(0))
-    move = b.and_(even, b.fcmp_ordered("!=", back, x))
-    return b.bitcast(b.select(move, neighbour, bits), FLOAT)
+def _as_float(b: Any, x: Any, before: str, after: str) -> Any:
+    return x if before == after else b.fpext(x, DOUBLE) if after == "f64" else b.fptrunc(x, FLOAT)
+
+
+def _conversion(before: Any, after: Any, emit: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def convert(context: Any, x: Any) -> Any:
+        return after(before), lambda context, b, signature, args: emit(b, args[0])
+
+    return convert
+
+
+bits_of_float = _conversion(types.float32, types.int32, lambda b, x: b.bitcast(x, I32))
+float_of_bits = _conversion(types.int32, types.float32, lambda b, x: b.bitcast(x, FLOAT))
+narrow = _conversion(types.float64, types.float32, lambda b, x: b.fptrunc(x, FLOAT))
+widen = _conversion(types.float32, types.float64, lambda b, x: b.fpext(x, DOUBLE))
+integer = np.int32
+
+
+def _operation(method: str) -> Any:
+    """An operation on two 32-bit integers, or conditions, which stays one: Numba's own operators make 64 bits of it."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def operate(context: Any, x: Any, y: Any) -> Any:
+        return x(x, x), lambda context, b, signature, args: getattr(b, method)(*args)
+
+    return operate
+
+
+add, subtract, multiply = _operation("add"), _operation("sub"), _operation("mul")
+bit_and, bit_or, bit_xor = _operation("and_"), _operation("or_"), _operation("xor")
+shift_left, shift_right = _operation("shl"), _operation("ashr")

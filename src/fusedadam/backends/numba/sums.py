@@ -18,17 +18,17 @@ _new, _get, _put = scratch("f64", {UPPER_LANES})
 
 
 @kernel
-def run(_words):
+def run(_arguments):
     _lanes = _new()
 """
 
 
 def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, str]) -> str:
     """Over all tensors of a table."""
-    lines = [*_words("table", "tensors"), "    for _t in range(_tensors):"]
+    lines = [*_unpacked("table", "tensors"), "    for _t in range(_tensors):"]
 
     def entry(name: str) -> str:
-        return f"word(_table, {at[name]} * _tensors + _t)"
+        return f"int64_at(_table, {at[name]} * _tensors + _t)"
 
     for one in sums:
         part, by_row = f"_part_{one.name}", one.over == "row"
@@ -47,19 +47,19 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
 def share(largest: bool) -> str:
     """Over several parameters: ``terms`` and ``results`` are addresses, ``begins`` says where each sum's own begin."""
     lines = [
-        *_words("terms", "results", "begins", "sums"),
+        *_unpacked("terms", "results", "begins", "sums"),
         "    for _s in range(_sums):",
-        "        _begin = word(_begins, _s)",
-        "        _count = word(_begins, _s + 1) - _begin",
-        *indented(8, _sum("load_f64(word(_terms, _begin + _k), 0)", largest)),
+        "        _begin = int64_at(_begins, _s)",
+        "        _count = int64_at(_begins, _s + 1) - _begin",
+        *indented(8, _sum("load_f64(int64_at(_terms, _begin + _k), 0)", largest)),
         "        for _k in range(_count):",
-        "            store_f64(word(_results, _begin + _k), 0, _sum)",
+        "            store_f64(int64_at(_results, _begin + _k), 0, _sum)",
     ]
     return "\n".join(["# a sum over several parameters", _HEAD.strip("\n"), *lines, ""])
 
 
-def _words(*names: str) -> list[str]:
-    return [f"    _{name} = word(_words, {k})" for k, name in enumerate(names)]
+def _unpacked(*names: str) -> list[str]:
+    return [f"    _{name} = int64_at(_arguments, {k})" for k, name in enumerate(names)]
 
 
 def _sum(term: str, largest: bool) -> list[str]:

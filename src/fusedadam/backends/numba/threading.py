@@ -1,8 +1,8 @@
-"""The threads that kernels run on: torch's own, or where they cannot be had a pool of ours.
+"""The threads that kernels run on: torch's own, or a pool of ours where torch's are not available.
 
-After a backward pass torch's threads spin for a while, waiting for more; any other thread would have to share a core
-with one of them. On Linux they are a team of GNU OpenMP, which takes work from anyone who asks. A kernel is a C
-function that takes chunks until there are none, so it does not matter which thread starts when, or how many there are.
+After a backward pass torch's threads spin for a while, waiting for more work; any other thread would have to share a
+core with one of them. On Linux they are a team of GNU OpenMP, which any code in the process may use. A kernel is a C
+function that takes chunks until there are none, so it does not matter when each thread starts, or how many there are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _forked = False
 
 
 def _forget() -> None:
-    """A forked child has the bookkeeping of all threads, but none of them. OpenMP does not recover from that."""
+    """A forked child inherits the bookkeeping of threads but not the threads. OpenMP does not recover from that."""
     global _executor, _lock, _forked
     _executor, _lock, _forked = None, threading.Lock(), True
 
@@ -36,18 +36,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def share(function: int, argument: int, threads: int) -> None:
-    """Calls the C function at an address with ``argument`` on so many threads, the caller's own among them."""
+def run_on_threads(function: int, argument: int, threads: int) -> None:
+    """Calls the C function at an address with ``argument`` on this many threads, including the caller's own."""
     team = torchs_team() if threads > 1 and not _forked else None
     if team is not None:
         team(function, argument, threads, 0)
     else:
-        share_in_pool(functools.partial(_function(function), argument), threads)
+        run_in_pool(functools.partial(_function(function), argument), threads)
 
 
 @functools.cache
 def torchs_team() -> Callable[[int, int, int, int], None] | None:
-    """``GOMP_parallel`` of the very library that torch has loaded."""
+    """``GOMP_parallel`` of the library that torch has loaded."""
     here = Path(torch.__file__).parent
     found = [
         *glob.glob(f"{here}/lib/libgomp*.so*"),
@@ -69,7 +69,7 @@ def _function(address: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
 
 
-def share_in_pool(work: Callable[[], object], threads: int) -> None:
+def run_in_pool(work: Callable[[], object], threads: int) -> None:
     futures: list[Future[object]] = []
     try:
         with contextlib.suppress(RuntimeError):  # shutting down, or another thread has just replaced this pool
@@ -84,7 +84,7 @@ def share_in_pool(work: Callable[[], object], threads: int) -> None:
 
 
 def _wait(futures: list[Future[object]]) -> None:
-    """To the end, whatever comes: the memory that the threads write to may be freed once we leave."""
+    """Until all are done, even after an interrupt: the memory that they write to may be freed once we return."""
     try:
         wait(futures)
     except BaseException:  # Ctrl-C
@@ -96,7 +96,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     global _executor, _workers
     with _lock:
         if _executor is None or _workers < workers:
-            # threads start on demand and the old pool's end once idle, so growing costs nothing later
+            # threads start on demand, and idle threads of the old pool end, so growing is cheap
             old, _executor = _executor, ThreadPoolExecutor(workers, thread_name_prefix="fusedadam")
             _workers = workers
             if old is not None:

@@ -1,8 +1,9 @@
 """The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch a stage for all tensors.
 
-ops.py      the ops for Triton
 kernel.py   the source of a stage's kernel
+memory.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
+ops.py      the ops, for Triton
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
 """
@@ -167,7 +168,7 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
 
 
 def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
-    """Adds up ``one`` over each list of parts, and gives every part the result."""
+    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
     device = parts[0][0].table.device
     terms, results, begins = (sent(array, device) for array in addresses(one, parts))
     lanes = _lanes(max(map(len, parts)))

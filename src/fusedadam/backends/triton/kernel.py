@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusedadam.backends.triton.memory import TYPES, Memory
 from fusedadam.generated import indented
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import SEGMENT
 
-TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
 ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"
 
 
@@ -22,49 +22,42 @@ def source(
     title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     interpreted: bool
 ) -> str:  # fmt: skip
-    """``at``: the table's rows; ``storage``: how arrays are kept; ``scaled``: AMP's scale and infinities are obeyed."""
-    writer = _Writer(stage, at, storage, compute, scaled and stage.space == "element", interpreted)
-    body = writer.tensors() if stage.space == "tensor" else writer.arrays()
-    return "\n".join([*writer.head(title), *(f"    {line}" for line in body), ""])
+    """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
+    kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
+    title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
+    memory = Memory(stage, storage, compute, interpreted)
+    return "\n".join([title, *_Writer(stage, at, memory, scaled and stage.space == "element").lines(), ""])
 
 
 class _Writer:
-    def __init__(
-        self, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
-        interpreted: bool
-    ) -> None:  # fmt: skip
-        self.stage, self.at, self.storage, self.compute = stage, at, storage, compute
-        self.scaled, self.interpreted = scaled, interpreted
+    def __init__(self, stage: Stage, at: Mapping[str, int], memory: Memory, scaled: bool) -> None:
+        self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
+        self.compute = TYPES[memory.compute]
         self.parts = [f"_part_{one.name}" for one in stage.sums]
 
-    def head(self, title: str) -> list[str]:
-        suffix = "64" if self.compute == "f64" else ""
-        words = ["abs", "float_to_bf16", "fold", "maximum", "minimum", "power", "round_to_odd", "where"]
-        words += [f"{word}{suffix} as {word}" for word in ("divide", "number", "sqrt")]
+    def lines(self) -> list[str]:
+        stage, functions = self.stage, self.memory.functions()
+        suffix = "64" if self.memory.compute == "f64" else ""
+        ops = ["abs", "fold", "maximum", "minimum", "power", "where"]
+        ops += [f"{op}{suffix} as {op}" for op in ("divide", "number", "sqrt")]
+        ops += ["bits_of_float", "float_of_bits", "narrow", "widen"] if functions else []
         shapes = (
-            "BLOCK"
-            if self.stage.space == "tensor"
-            else "ROWS, LANES, LOG, RUN"
-            if self.stage.in_segments
-            else "CHUNK, BLOCK"
+            "BLOCK" if stage.space == "tensor" else "ROWS, LANES, LOG, RUN" if stage.in_segments else "CHUNK, BLOCK"
         )
-        kept = ", ".join(f"{r} {self.storage[r]}" for r in self.stage.arrays)
-        rounded = [r for r in self.storage if f"_stored_{r}(" in self.stage.functions[-1]]
         return [
-            f"# {title}, {self.stage.space}s: {kept}, computed in {self.compute}",
             "import triton",
             "import triton.language as tl",
-            f"from fusedadam.backends.triton.ops import {', '.join(words)}",
+            f"from fusedadam.backends.triton.ops import {', '.join(ops)}",
             "",
-            *(f"\n@triton.jit\ndef _stored_{r}(x):\n    return {self.round_trip(r)}\n" for r in rounded),
-            *(f"\n@triton.jit\n{function}\n" for function in self.stage.functions),
+            *(f"\n@triton.jit\n{function}\n" for function in (*functions, *stage.functions)),
             "",
             '@triton.jit(do_not_specialize=["tensors"])',
             f"def run({ARGUMENTS}, {', '.join(f'{name}: tl.constexpr' for name in shapes.split(', '))}):",
+            *indented(4, self.tensors() if stage.space == "tensor" else self.arrays()),
         ]
 
-    def entry(self, name: str, words: str = "table") -> str:
-        return f"tl.load({words} + {self.at[name]} * tensors + _t)"
+    def entry(self, name: str, table: str = "table") -> str:
+        return f"tl.load({table} + {self.at[name]} * tensors + _t)"
 
     def tensors(self) -> list[str]:
         places = {name: f"numbers + {self.at[name]} * tensors + _t" for name in self.stage.arrays}
@@ -77,11 +70,11 @@ class _Writer:
         ]
 
     def arrays(self) -> list[str]:
-        stage = self.stage
+        stage, arrays = self.stage, self.memory.arrays(self.stage.arrays)
         stop_at_inf = [
             "if tl.load(found_inf) != 0:",
             "    return",
-            f"_scale = tl.load(grad_scale).to({TYPES[self.compute]})",
+            f"_scale = tl.load(grad_scale).to({self.compute})",
         ]
         # backwards, if this is not the first visit: what was visited last is still in the cache
         chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position > START else "tl.program_id(0)"
@@ -90,10 +83,10 @@ class _Writer:
             f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
-            *(f"_at_{name} = {self.entry(name)}" for name in (*stage.arrays, *self.parts)),
+            *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.parts)),
             *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.rows),
-            *(f"{s} = {self.entry(s, 'numbers')}.to({TYPES[self.compute]})" for s in stage.scalars),
-            f"_together = {' | '.join(f'_at_{r}' for r in stage.arrays)}",
+            *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
+            f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
             *(self.segments() if stage.in_segments else self.straight()),
         ]
 
@@ -152,7 +145,7 @@ class _Writer:
             *(f"            _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
             *indented(12, self.add()),
             *(
-                f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({TYPES[self.compute]})) + _k, "
+                f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({self.compute})) + _k, "
                 f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
                 for one in stage.sums
             ),
@@ -160,11 +153,11 @@ class _Writer:
 
     def rows_and_lanes(self) -> list[str]:
         """The values by row of these rows, and lanes for what is summed over them."""
-        kind = TYPES[self.compute]
-        places = {r: f"_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]})) + _row" for r in self.stage.rows}
+        places = {r: {own: f"{at} + _row" for own, at in self.memory.pointers(r).items()} for r in self.stage.rows}
+        mask = ", mask=_live_row, other=0"
         return [
-            *(f"{r} = tl.load({at}, mask=_live_row, other=0).to({kind})[:, None]" for r, at in places.items()),
-            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {kind})" for one in self.stage.sums),
+            *(f"{r} = {self.memory.load(r, at, mask)}[:, None]" for r, at in places.items()),
+            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {self.compute})" for one in self.stage.sums),
         ]
 
     def add(self) -> list[str]:
@@ -174,31 +167,21 @@ class _Writer:
         return [joined(f"_lanes_{one.name}", f"_term_{one.name}", one.largest) for one in self.stage.sums]
 
     def pointers(self, aligned: bool) -> list[str]:
-        plain = {r: f"_at_{r}.to(tl.pointer_type({TYPES[self.storage[r]]}))" for r in self.stage.arrays}
+        plain = {name: raw for r in self.stage.arrays for name, raw in self.memory.pointers(r).items()}
         return [f"_to_{r} = tl.multiple_of({raw}, 16)" if aligned else f"_to_{r} = {raw}" for r, raw in plain.items()]
 
     def visit(self, mask: str) -> list[str]:
         """A block of elements: load, update, store."""
-        stage = self.stage
+        stage, memory = self.stage, self.memory
+        places = {r: {name: f"_to_{name} + _i" for name in memory.arrays([r])} for r in stage.arrays}
         other = ", other=0" if mask and stage.sums else ""
         return [
-            *(f"{r} = tl.load(_to_{r} + _i{mask}{other}).to({TYPES[self.compute]})" for r in stage.reads),
+            *(f"{r} = {memory.load(r, places[r], mask + other)}" for r in stage.reads),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
             f"{self.results()} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
-            *(f"tl.store(_to_{r} + _i, {self.rounded(f'_new_{r}', r)}{mask})" for r in stage.writes),
+            *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
         ]
 
     def results(self) -> str:
         names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
         return ", ".join(names) + "," * (len(names) == 1)
-
-    def rounded(self, value: str, name: str) -> str:
-        storage = self.storage[name]
-        if storage in ("f16", "bf16") and self.compute == "f64":
-            value = f"round_to_odd({value})"
-        if storage == "bf16" and self.interpreted:
-            return f"float_to_bf16({value})"
-        return f"{value}.to({TYPES[storage]})"
-
-    def round_trip(self, role: str) -> str:
-        return f"{self.rounded('x', role)}.to({TYPES[self.compute]})"

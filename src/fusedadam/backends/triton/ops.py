@@ -1,6 +1,6 @@
-"""The words for Triton, for values of float32 and (with ``64``) of float64.
+"""The ops for Triton, for values of float32 and (with ``64``) of float64.
 
-Triton's plain ``/`` and ``sqrt`` are approximations in float32 and its ``maximum`` drops NaN: these are not.
+Triton's plain ``/`` and ``sqrt`` are approximations in float32 and its ``maximum`` drops NaN; the ones here do neither.
 """
 
 from __future__ import annotations
@@ -84,22 +84,23 @@ def fold(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARG
 
 
 @triton.jit
-def float_to_bf16(x):
-    # by integers, to nearest even: the interpreter's own conversion truncates
-    bits = x.to(tl.uint32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return tl.where(x != x, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+def bits_of_float(x):
+    return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def round_to_odd(x):
-    # float64 to float32 such that rounding once more, to 16 bits, is as good as rounding only once
-    near = x.to(tl.float32)
-    back = near.to(tl.float64)
-    bits = near.to(tl.uint32, bitcast=True)
-    neighbour = tl.where(tl.abs(back) < tl.abs(x), bits + 1, bits - 1)
-    move = ((bits & 1) == 0) & (back != x) & (x == x)
-    return tl.where(move, neighbour, bits).to(tl.float32, bitcast=True)
+def float_of_bits(bits):
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrow(x):
+    return x.to(tl.float32)
+
+
+@triton.jit
+def widen(x):
+    return x.to(tl.float64)
 
 
 INTERPRETED = not isinstance(sqrt, JITFunction)

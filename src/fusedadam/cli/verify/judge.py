@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusedadam.rules.clipping import clip_factor
 from fusedadam.rules.rule import OWN_FLAGS, OWN_SCALARS, Rule
-from fusedadam.tensors.storage import compute_dtype
+from fusedadam.tensors.formats import compute_dtype
 
 F64 = torch.float64
 EXPONENT = 0x7FF0000000000000  # of a float64

@@ -1,0 +1,99 @@
+"""The codecs of storage formats as source text: checked and rewritten like rules, for a backend to bind its ops to.
+
+tensors/formats.py says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
+from fusedadam.tensors.formats import OPS, Format, round_to_odd
+
+OPERATORS: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.BitAnd: "bit_and", ast.BitOr: "bit_or",
+    ast.BitXor: "bit_xor", ast.LShift: "shift_left", ast.RShift: "shift_right",
+}  # fmt: skip
+
+
+class WithOperators(Lowering):
+    """``a + b`` stays as it is, for compilers that keep 32-bit integers at 32 bits."""
+
+    ops = OPS
+    helper_prefix = "_"
+
+    def constant(self, node: ast.expr, value: float) -> ast.expr:
+        if not isinstance(value, int) or not -(1 << 31) <= value < 1 << 31:
+            self.source.fail(node, f"`{ast.unparse(node)}`: a codec knows only signed 32-bit integers")
+        return ast.Constant(value)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        operand = node.operand
+        if isinstance(node.op, ast.USub) and isinstance(operand, ast.Constant) and isinstance(operand.value, int):
+            return self.constant(node, -operand.value)
+        self.source.fail(node, f"`{ast.unparse(node)}`: in a codec a minus stands before constants only")
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if type(node.op) not in OPERATORS:
+            self.source.fail(node, f"`{ast.unparse(node)}`: a codec has only + - * & | ^ << >>")
+        return self.operation(node.op, self.visit(node.left), self.visit(node.right))
+
+    def operation(self, operator: ast.operator, left: ast.expr, right: ast.expr) -> ast.expr:
+        return ast.BinOp(left, operator, right)
+
+
+class WithCalls(WithOperators):
+    """``add(a, b)`` for ``a + b``, ``integer(1)`` for 1: Numba's own operators widen 32-bit integers to 64 bits."""
+
+    def constant(self, node: ast.expr, value: float) -> ast.expr:
+        return call("integer", super().constant(node, value))
+
+    def operation(self, operator: ast.operator, left: ast.expr, right: ast.expr) -> ast.expr:
+        return call(OPERATORS[type(operator)], left, right)
+
+
+@functools.cache
+def functions(
+    formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], own: Format | None = None
+) -> list[str]:
+    """What a kernel with roles in these formats calls: ``_decode_FORMAT`` and ``_encode_FORMAT`` of each that is not
+    native, from and to the compute dtype, and ``_round_to_odd``. ``own``: the one format that all its inputs have."""
+    helpers: dict[FunctionType, Helper] = {}
+    texts = []
+    if any(one.rounds for one in formats) and compute == "f64":
+        texts.append(_lowered("_round_to_odd", round_to_odd, lowering, helpers))
+    for one in dict.fromkeys(formats):
+        if not one.is_native(backend):
+            encode = one.encode_own if one is own and one.encode_own else one.encode
+            wide = compute == "f64"
+            before = ("_round_to_odd" if one.rounds else "narrow") if wide else None
+            texts.append(
+                _lowered(f"_decode_{one.name}", one.decode, lowering, helpers, after="widen" if wide else None)
+            )
+            texts.append(_lowered(f"_encode_{one.name}", encode, lowering, helpers, before=before))
+    return [*(helper.text for helper in helpers.values()), *texts]
+
+
+def _lowered(
+    name: str, function: Callable[..., Any] | None, lowering: type[Lowering], helpers: dict[FunctionType, Helper],
+    before: str | None = None, after: str | None = None
+) -> str:  # fmt: skip
+    """``before`` is called on the argument, ``after`` on the result."""
+    assert function is not None
+    source = Function(function, helper=True)
+    lowered = lowering(source, {})
+    lowered.helpers = helpers
+    body, result = list(lowered.statements(source.body)), lowered.visit(source.result)
+    if before:
+        x = ast.Name(next(iter(source.kinds)))
+        body.insert(0, ast.Assign([x], call(before, x)))
+    return define(name, list(source.kinds), [*body, ast.Return(call(after, result) if after else result)])
+
+
+def rounded(one: Format, backend: str, compute: str, x: str) -> str:
+    """``x`` as the hardware is to convert it, which would round a float64 twice."""
+    return f"_round_to_odd({x})" if one.is_native(backend) and one.rounds and compute == "f64" else x
