@@ -45,7 +45,7 @@ class Launch:
 
     def __init__(self, table: LaunchTable, backend: Backend) -> None:
         self.table, self.backend = table, backend
-        self._stages = backend.prepare(table)
+        self.stages = backend.prepare(table)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
 
     def begin(self, roles: Sequence[Roles]) -> Run:
@@ -58,10 +58,6 @@ class Launch:
             run.copies.append((role, original, copy))
         self.table.send()
         return run
-
-    def run_stage(self, position: Position, run: Run) -> None:
-        if position in self._stages:
-            self._stages[position](run.roles)
 
     def end(self, run: Run) -> None:
         for role, original, copy in run.copies:
@@ -130,14 +126,16 @@ class Launches:
 
         stages = {stage.position for launch in self for stage in launch.table.special.stages}
         for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
-            waiting = [k for k, one in enumerate(self) if one.table.is_split and position.phase == Phase.ROW]
-            yield from (self._stage(k, position) for k in range(len(self)) if k not in waiting)
+            having = [k for k, launch in enumerate(self) if position in launch.stages]
+            waiting = [k for k in having if self[k].table.is_split and position.phase == Phase.ROW]
+            yield from (self._stage(k, position) for k in having if k not in waiting)
             yield from (for_any(one.run) for one in self.reductions if one.position == position)
             yield from (self._stage(k, position) for k in waiting)
             yield from (for_any(action) for action in self._shared.get(position, ()))
 
     def _stage(self, k: int, position: Position) -> Callable[[list[Run]], None]:
-        return lambda runs: self._all[k].run_stage(position, runs[k])
+        run_stage = self[k].stages[position]
+        return lambda runs: run_stage(runs[k].roles)
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""
