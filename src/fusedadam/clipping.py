@@ -14,8 +14,8 @@ from torch import Tensor
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.optimizers import distributed
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import abs, largest, power, sqrt, total  # noqa: A004
+from fusedadam.rules.clipping import clip_factor, total_norm
+from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Special, Value, Values, rule
 from fusedadam.tensors.layout import has_memory, is_plain
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
@@ -38,7 +38,7 @@ def clip(
 ) -> Values:
     """``param`` is a gradient here."""
     if euclidean:
-        norm = sqrt(total(param * param))
+        norm = total_norm(param)
     elif absolute:
         norm = total(abs(param))
     elif infinite:

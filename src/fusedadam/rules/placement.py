@@ -13,12 +13,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusedadam.rules.lowering import RESERVED, Function, Lowering
-from fusedadam.rules.ops import SUMS
+from fusedadam.rules.lowering import RESERVED, Function, Lowering, SumCall
+from fusedadam.rules.ops import SUMS, largest, row_sum
 from fusedadam.rules.positions import START, Position
 
 FINENESS = {"element": 2, "row": 1, "tensor": 0, None: -1}
-_OVER = {op.__name__: over for op, over in SUMS.items()}
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def place(
     reports: Sequence[str]
 ) -> Placement:  # fmt: skip
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
-    placer = _Placer(source, lowering, body, roles)
+    placer = _Placer(source, lowering, roles)
     for statement in body:
         assert isinstance(statement, ast.Assign)
         placer.assign(statement.targets[0], statement.value)
@@ -98,10 +97,11 @@ def calls(node: ast.AST, name: str) -> bool:
 class _Placer:
     """Places the values of one statement after the other."""
 
-    def __init__(self, source: Function, lowering: Lowering, body: Sequence[ast.stmt], roles: Sequence[str]) -> None:
-        self.source, self.roles, self.conditions = source, roles, lowering.conditions
-        self.taken = {name for name, _ in lowering.helpers.values()} | RESERVED
-        self.by_rows = any(calls(node, "row_sum") for statement in body for node in ast.walk(statement))
+    def __init__(self, source: Function, lowering: Lowering, roles: Sequence[str]) -> None:
+        self.roles, self.sum_calls = roles, lowering.sums
+        self.by_rows = any(one.op is row_sum for one in lowering.sums.values())
+        self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
+        self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
         scalars = [name for name, kind in source.kinds.items() if kind == "Scalar"]
         self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in roles}
         self.current: dict[str, str] = {}  # which version of a name is the present one
@@ -120,8 +120,8 @@ class _Placer:
         self.current.update(zip(names, versions, strict=True))
 
     def assign_one(self, name: str, value: ast.expr, placed: Placed) -> str:
-        if isinstance(value, ast.Name) and placed.space in ("row", "tensor") and name not in self.roles:
-            return value.id  # only another name for a sum
+        if isinstance(value, ast.Name) and name not in self.roles:
+            return value.id  # only another name for it
         return self.define([name], value, placed)[0]
 
     def define(self, names: Iterable[str], value: ast.expr, placed: Placed) -> tuple[str, ...]:
@@ -134,6 +134,7 @@ class _Placer:
         return targets
 
     def version(self, name: str) -> str:
+        name = name.rpartition(".")[2]  # without the scope of an inlined helper
         candidates = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
         return next(v for v in candidates if v not in self.values and v not in self.taken)
 
@@ -143,8 +144,8 @@ class _Placer:
             return ast.Name(name), self.values[name]
         if isinstance(node, ast.Constant):
             return node, Placed()
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _OVER:
-            return self.sum(node, node.func.id)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.sum_calls:
+            return self.sum(node.func.id, self.sum_calls[node.func.id], *self.expression(node.args[0]))
         operands, places = zip(*map(self.expression, _operands(node)), strict=True)
         space = max((placed.space for placed in places), key=FINENESS.__getitem__)
         # what is by row or tensor in an expression by element is computed by itself, once, in float64
@@ -165,24 +166,25 @@ class _Placer:
     def named(self, value: ast.expr, placed: Placed) -> ast.Name:
         return value if isinstance(value, ast.Name) else ast.Name(self.define(["value"], value, placed)[0])
 
-    def sum(self, node: ast.Call, op: str) -> tuple[ast.expr, Placed]:
-        term, placed = self.expression(node.args[0])
-        over = _OVER[op]
+    def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
+        over = SUMS[written.op]
         if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
-            self.source.fail(node, f"`{ast.unparse(node)}`: there is nothing to sum, it has one value for each {over}")
-        name = f"{op}_{node.lineno}_{node.col_offset}"  # the same under all flags
+            code = ast.unparse(written.node)
+            written.source.fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
         if over in ("group", "all") and placed.space != "tensor":
-            term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, op == "largest")
-        return self.sum_over(over, name, term, placed, op == "largest")
+            term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
+        return self.sum_over(over, name, term, placed, written.op is largest)
 
-    def sum_over(self, over: str, name: str, term: ast.expr, placed: Placed, largest: bool) -> tuple[ast.expr, Placed]:
+    def sum_over(
+        self, over: str, name: str, term: ast.expr, placed: Placed, is_largest: bool
+    ) -> tuple[ast.expr, Placed]:
         if over == "tensor" and placed.space == "element" and self.by_rows:
-            term, placed = self.sum_over("row", f"{name}_row", term, placed, largest)
+            term, placed = self.sum_over("row", f"{name}_row", term, placed, is_largest)
         assert placed.space is not None
         for same in self.sums.values():
-            if isinstance(term, ast.Name) and (same.term, same.over, same.largest) == (term.id, over, largest):
+            if isinstance(term, ast.Name) and (same.term, same.over, same.largest) == (term.id, over, is_largest):
                 return ast.Name(same.name), self.values[same.name]
-        self.sums[name] = Sum(name, self.named(term, placed).id, placed.space, over, placed.position, largest)
+        self.sums[name] = Sum(name, self.named(term, placed).id, placed.space, over, placed.position, is_largest)
         space = over if over in FINENESS else "tensor"
         self.values[name] = Placed(space, placed.position.next.first_in(space))
         return ast.Name(name), self.values[name]

@@ -69,7 +69,7 @@ def split(
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep;
     ``deferred``: the roles that are stored in the last visit of the elements only."""
     placement = place(source, lowering, body, roles, stored, reports)
-    stages = _Emitter(placement, deferred, [text for _, text in lowering.helpers.values()]).stages()
+    stages = _Emitter(placement, deferred, [helper.text for helper in lowering.helpers.values()]).stages()
     return Split(
         stages=tuple(stages),
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
