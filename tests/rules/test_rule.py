@@ -1,4 +1,4 @@
-"""What a rule may say, what is refused and in which words, and what becomes of it for the backends."""
+"""What a rule is under given flags, and that it still runs as plain Python."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusedadam.rules.lowering import RESERVED, Function, Lowering, SumCall
+from fusedadam.rules.lowering import RESERVED, Lowering, SumCall
 from fusedadam.rules.ops import SUMS, largest, row_sum
 from fusedadam.rules.positions import START, Position
 
@@ -61,12 +61,9 @@ class Placement:
     reports: Mapping[str, str]  # name of the report -> value
 
 
-def place(
-    source: Function, lowering: Lowering, body: Sequence[ast.stmt], roles: Sequence[str], stored: Sequence[str],
-    reports: Sequence[str]
-) -> Placement:  # fmt: skip
+def place(lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str]) -> Placement:
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
-    placer = _Placer(source, lowering, roles)
+    placer = _Placer(lowering)
     for statement in body:
         assert isinstance(statement, ast.Assign)
         placer.assign(statement.targets[0], statement.value)
@@ -74,7 +71,9 @@ def place(
     reported = {name: placer.current[name] for name in reports if name in placer.current}
     for name, value in reported.items():
         if placer.values[value].space != "tensor":
-            source.fail(source.tree, f"`{name}` cannot be reported: it has not one value for each tensor")
+            lowering.source.fail(
+                lowering.source.tree, f"`{name}` cannot be reported: it has not one value for each tensor"
+            )
     return _as_late_as_possible(placer.needed_for(final, reported))
 
 
@@ -97,13 +96,14 @@ def calls(node: ast.AST, name: str) -> bool:
 class _Placer:
     """Places the values of one statement after the other."""
 
-    def __init__(self, source: Function, lowering: Lowering, roles: Sequence[str]) -> None:
-        self.roles, self.sum_calls = roles, lowering.sums
+    def __init__(self, lowering: Lowering) -> None:
+        kinds = lowering.source.kinds
+        scalars, self.roles = ([n for n, k in kinds.items() if k == kind] for kind in ("Scalar", "Value"))
+        self.sum_calls = lowering.sums
         self.by_rows = any(one.op is row_sum for one in lowering.sums.values())
         self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
         self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
-        scalars = [name for name, kind in source.kinds.items() if kind == "Scalar"]
-        self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in roles}
+        self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in self.roles}
         self.current: dict[str, str] = {}  # which version of a name is the present one
         self.statements: list[Statement] = []
         self.computed_by: dict[str, Statement] = {}

@@ -15,11 +15,11 @@ import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusedadam.rules.lowering import Function, Lowering, call, define
+from fusedadam.rules.lowering import Lowering, call, define
 from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
 from fusedadam.rules.positions import START, Position
 
-__all__ = ["Split", "Stage", "Sum", "split"]
+__all__ = ["Stage", "Staged", "Sum", "split"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Split:
+class Staged:
+    """A rule's code in stages, in the order in which they run."""
+
     stages: tuple[Stage, ...]
     shared: tuple[Sum, ...]  # over groups or over all: they need every launch of a step
     values: tuple[str, ...]  # by tensor, kept on the device
-    reports: Mapping[str, str] = field(hash=False)  # which value by tensor has the name that it was asked for by
-    row_slots: Mapping[str, int] = field(hash=False)  # where values by row are kept; a slot serves several in turn
+    reports: Mapping[str, str] = field(hash=False)  # name of the report -> value by tensor
+    row_slots: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
 
     @property
     def by_rows(self) -> bool:
@@ -63,14 +65,14 @@ class Split:
 
 
 def split(
-    source: Function, lowering: Lowering, body: Sequence[ast.stmt], roles: Sequence[str], stored: Sequence[str],
-    reports: Sequence[str], deferred: Collection[str],
-) -> Split:  # fmt: skip
+    lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str],
+    deferred: Collection[str],
+) -> Staged:  # fmt: skip
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep;
     ``deferred``: the roles that are stored in the last visit of the elements only."""
-    placement = place(source, lowering, body, roles, stored, reports)
+    placement = place(lowering, body, stored, reports)
     stages = _Emitter(placement, deferred, [helper.text for helper in lowering.helpers.values()]).stages()
-    return Split(
+    return Staged(
         stages=tuple(stages),
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
         values=tuple(name for name, placed in placement.values.items() if placed.space == "tensor"),
