@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from fusedadam.rules.ops import OPS, SUMS
 
 KINDS = ("Value", "Scalar", "Flag")
-RESERVED = {  # names of the kernels, which no argument may have
+RESERVED = {  # names that kernels use, and arguments may not have
     "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
     "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
     "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
@@ -51,7 +51,7 @@ class Function:
     """The parsed source of a rule or helper, and errors that point into it."""
 
     def __init__(self, function: Callable[..., Any], helper: bool = False) -> None:
-        self.function, self.name, self.helper = function, function.__name__, helper
+        self.function, self.name = function, function.__name__
         self.filename, self.first_line = function.__code__.co_filename, function.__code__.co_firstlineno
         try:
             text = textwrap.dedent(inspect.getsource(function))
@@ -120,7 +120,7 @@ class Lowering(ast.NodeTransformer):
         self.inlined: list[ast.stmt] = []  # belongs before the statement that is being visited
 
     def check(self) -> None:
-        """Visits every branch, for all flags, only to refuse what cannot be compiled."""
+        """Refuses what cannot be compiled; with ``every_branch``, under any flags."""
         for _ in self.statements(self.source.body):
             pass
 
@@ -134,21 +134,7 @@ class Lowering(ast.NodeTransformer):
                 if self.every_branch:
                     yield from self.statements(other_body)
             elif isinstance(statement, ast.Assign):
-                if len(statement.targets) != 1:
-                    self.source.fail(statement, "one target for each `=`")
-                chosen = self.chosen(statement.value)
-                if ast.unparse(chosen) == ast.unparse(statement.targets[0]):
-                    continue  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
-                value = self.visit(chosen)
-                target = statement.targets[0]
-                names = self.targets(target)
-                if isinstance(value, ast.Tuple) and len(value.elts) != len(names):
-                    self.source.fail(statement, f"there are {len(names)} names for {len(value.elts)} values")
-                self.assigned.update(names)
-                yield from self.inlined
-                self.inlined = []
-                scoped: list[ast.expr] = [ast.Name(self.scope + name) for name in names]
-                yield ast.Assign([ast.Tuple(scoped) if isinstance(target, ast.Tuple) else scoped[0]], value)
+                yield from self.assignment(statement)
             elif isinstance(statement, ast.AugAssign):
                 self.source.fail(
                     statement, "in place would change the tensor itself when run eagerly; write `x = x + y`"
@@ -158,7 +144,23 @@ class Lowering(ast.NodeTransformer):
                     statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
                 )
 
+    def assignment(self, statement: ast.Assign) -> Iterator[ast.stmt]:
+        if len(statement.targets) != 1:
+            self.source.fail(statement, "one target for each `=`")
+        target, chosen = statement.targets[0], self.chosen(statement.value)
+        if ast.unparse(chosen) == ast.unparse(target):
+            return  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
+        value, names = self.visit(chosen), self.targets(target)
+        if isinstance(value, ast.Tuple) and len(value.elts) != len(names):
+            self.source.fail(statement, f"there are {len(names)} names for {len(value.elts)} values")
+        self.assigned.update(names)
+        yield from self.inlined
+        self.inlined = []
+        scoped: list[ast.expr] = [ast.Name(self.scope + name) for name in names]
+        yield ast.Assign([ast.Tuple(scoped) if isinstance(target, ast.Tuple) else scoped[0]], value)
+
     def chosen(self, value: ast.expr) -> ast.expr:
+        """What is left of ``a if flag else b``."""
         while isinstance(value, ast.IfExp):
             value = value.body if self.decide(value.test) else value.orelse
         return value

@@ -17,19 +17,15 @@ class Phase(IntEnum):
     TENSOR_AFTER_SHARED_SUMS = 3  # from the sums over groups or over all
     ROW_AFTER_DECISION = 4  # from what was decided by tensor
 
+    __hash__ = int.__hash__  # positions are looked up in every step, and Enum's own is slow
+
     @property
     def space(self) -> str:
         """What there is one value of: an element, a row or a tensor."""
         return _SPACES[self]
 
 
-_SPACES = {
-    Phase.ELEMENT: "element",
-    Phase.ROW: "row",
-    Phase.TENSOR: "tensor",
-    Phase.TENSOR_AFTER_SHARED_SUMS: "tensor",
-    Phase.ROW_AFTER_DECISION: "row",
-}
+_SPACES = ("element", "row", "tensor", "tensor", "row")  # of each phase
 
 
 class Position(NamedTuple):
