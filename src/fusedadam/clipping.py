@@ -16,7 +16,7 @@ from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.optimizers import distributed
 from fusedadam.rules.clipping import clip_factor, total_norm
 from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
-from fusedadam.rules.rule import Flag, Scalar, Special, Value, Values, rule
+from fusedadam.rules.rule import Flag, Scalar, SpecializedRule, Value, Values, rule
 from fusedadam.tensors.layout import has_memory, is_plain
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.tensors.transfer import outside_inference_mode
@@ -123,7 +123,7 @@ class Gradients(NamedTuple):
     absent: frozenset[int]
 
 
-def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
+def _gradients(parameters: Iterable[Tensor], special: SpecializedRule) -> Gradients:
     found: dict[int, Tensor] = {}
     absent = set()
     for param in parameters:

@@ -13,7 +13,7 @@ from fusedadam.engine.backend import Backend, Run, SharedTerm, sum_across_device
 from fusedadam.engine.launch_table import Int64s, LaunchTable, Roles
 from fusedadam.engine.reduction import reductions
 from fusedadam.rules.positions import Phase, Position
-from fusedadam.rules.rule import Special
+from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.layout import copy_with
 from fusedadam.tensors.shards import sharding_of
 
@@ -73,7 +73,7 @@ class Launches:
 
     def __init__(
         self,
-        specials: Sequence[Special],
+        specials: Sequence[SpecializedRule],
         roles: Sequence[Roles],
         backends: Sequence[Backend],
         groups: Sequence[int],

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fusedadam.rules.rule import OWN_SCALARS, Special
+from fusedadam.rules.rule import OWN_SCALARS, SpecializedRule
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import SEGMENT
 from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
@@ -42,7 +42,7 @@ class LaunchTable:
 
     def __init__(
         self,
-        special: Special,
+        special: SpecializedRule,
         members: Sequence[int],
         roles: Sequence[Roles],
         on_host: bool,

@@ -22,7 +22,7 @@ from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import Floats, Int64s, Roles
 from fusedadam.engine.snapshot import GRAD, NO_GRAD, PARAM, Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
-from fusedadam.rules.rule import Options, Rule, Special
+from fusedadam.rules.rule import Options, Rule, SpecializedRule
 from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as
 from fusedadam.tensors.shards import distributed_like, is_dtensor, lies_like, local, sharding_of, with_local
 from fusedadam.tensors.transfer import capturing
@@ -45,7 +45,7 @@ class Member:
     grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
     position: int  # among all parameters of the optimizer
     group: int
-    special: Special
+    special: SpecializedRule
     backend: Backend
     new_state: Callable[[str], Tensor]  # makes a state of that name as it is at the beginning
 

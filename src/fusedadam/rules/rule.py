@@ -47,7 +47,7 @@ from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Staged, split
 
-__all__ = ["Flag", "Rule", "RuleError", "Scalar", "Special", "Value", "Values", "rule"]
+__all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
 
 Value: TypeAlias = Any
 Values: TypeAlias = Any
@@ -64,7 +64,7 @@ Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the 
 
 
 @dataclass(frozen=True)
-class Special(Staged):
+class SpecializedRule(Staged):
     """A rule with its flags decided: straight-line code in one stage or more, for the backends to compile."""
 
     rule: Rule
@@ -97,7 +97,7 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
-        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], Special] = {}
+        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
@@ -139,7 +139,7 @@ class Rule:
 
     def special(
         self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
-    ) -> Special:
+    ) -> SpecializedRule:
         """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
         that are stored in the last visit of the elements only (see ``stages.py``)."""
         own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
@@ -162,7 +162,7 @@ def rule(
     return lambda update: Rule(update, scalars, reports)
 
 
-def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> Special:
+def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> SpecializedRule:
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
@@ -170,7 +170,7 @@ def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) 
     elements = [stage for stage in staged.stages if stage.space == "element"]
     read = {name for stage in elements for name in stage.reads}
     asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}
-    return Special(
+    return SpecializedRule(
         **vars(staged),
         rule=owner,
         flags=tuple(flags.items()),
