@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,21 +106,23 @@ def draw(
 
 
 def apply(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
-) -> list[dict[str, Tensor]]:
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    deferred: Collection[str] = (), **amp: Tensor,
+) -> list[dict[str, Tensor]]:  # fmt: skip
     """One step on copies of the roles; the results are on the CPU."""
     copies = [{r: t.clone().to(place[0]) for r, t in own.items()} for own in roles]
-    apply_in_place(case, copies, place, step, **amp)
+    apply_in_place(case, copies, place, step, deferred, **amp)
     return [{r: t.cpu() for r, t in own.items()} for own in copies]
 
 
 def apply_in_place(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0, **amp: Tensor
-) -> None:
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    deferred: Collection[str] = (), **amp: Tensor,
+) -> None:  # fmt: skip
     device, backend = place
     chosen = backends.choose(torch.device(device), backend)
     scalars = case.rule.scalars(step=step, **case.options)
-    launches = Launches([Member(case.rule.special(case.flags, own["param"]), chosen, own) for own in roles])
+    launches = Launches([Member(case.rule.special(case.flags, own["param"], deferred), chosen, own) for own in roles])
     launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
     launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
 

@@ -34,7 +34,7 @@ COLLECTED = {
     "AttributeError(missing.sentence(f'torch_npu.optim.{name}'))": "returned by missing.sentence",
 }
 # Never seen by anybody as they are: caught inside, asked by Python itself, or shown in a command's usage or table.
-UNSEEN = ("_Overwritten(", "AttributeError(name)", "argparse.ArgumentTypeError(", "Failed(")
+UNSEEN = ("AttributeError(name)", "argparse.ArgumentTypeError(", "Failed(")
 ENOUGH = 10  # letters that an entry must have, so that it says something
 
 
@@ -133,7 +133,7 @@ def f(why):
         raise ValueError(f"{where}: {y} is wrong")
     warnings.warn("careful", stacklevel=2)
     self.fail(node, "refused")
-    raise _Overwritten(1)
+    raise Failed(1)
 """
     assert [m.text for m in messages_in(ast.parse(source), "f")] == [f"here: {GAP} is wrong", "careful", "refused"]
     with pytest.raises(AssertionError, match="cannot be read"):

@@ -15,16 +15,16 @@ from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.engine.member import Member
 from fusedadam.optimizers import distributed
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import abs, largest, power, sqrt, total  # noqa: A004
-from fusedadam.rules.rule import Flag, Scalar, Special, Value, Values, rule
+from fusedadam.rules.clipping import clip_factor, total_norm
+from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
+from fusedadam.rules.rule import Flag, Scalar, SpecializedRule, Value, Values, rule
 from fusedadam.tensors.layout import has_memory, is_plain
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.tensors.transfer import outside_inference_mode
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
 
-RECENT = 4  # how many sets of gradients a thread's launches are kept for
+RECENT = 4  # sets of gradients whose launches a thread caches
 
 
 def clip_scalars(step: Scalar, max_norm: Scalar, order: Scalar) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def clip(
 ) -> Values:
     """``param`` is a gradient here."""
     if euclidean:
-        norm = sqrt(total(param * param))
+        norm = total_norm(param)
     elif absolute:
         norm = total(abs(param))
     elif infinite:
@@ -57,26 +57,26 @@ def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """Scales the gradients so that their norm, taken over all of them together, is at most ``max_norm``, and returns
-    what it was.
+    """Scales the gradients so that their norm, over all of them together, is at most ``max_norm``. Returns the norm
+    before clipping.
 
-    :func:`torch.nn.utils.clip_grad_norm_`, fused: gradients are read once for the norm and once to be scaled,
-    whatever their number, dtypes and devices, and nothing waits for the device. If the norm is infinite, finite
-    gradients become 0 and infinite ones NaN; if it is NaN, all become NaN. With ``error_if_nonfinite`` that raises
-    instead, before anything is changed, and has to wait for the device.
+    The same as :func:`torch.nn.utils.clip_grad_norm_`, fused: gradients are read once for the norm and once to be
+    scaled, and nothing waits for the device. If the norm is infinite, finite gradients become 0 and infinite ones NaN;
+    if it is NaN, all become NaN. With ``error_if_nonfinite`` both raise instead, before any gradient is changed; that
+    waits for the device.
 
-    Gradients that are divided among processes (DTensors) count whole: every process that has a part of them calls this.
-    Those of which each process has a summand (Partial) are added up, and ``grad`` is the sum from then on.
+    The norm of a sharded gradient (a DTensor) is the norm of the whole: every process that has a shard must call this
+    function. Gradients with a Partial placement are reduced first, and ``grad`` holds the sum afterwards.
 
-    Optimizers here clip inside their step (``max_grad_norm=``), which moves a fifth fewer bytes: this is for those
-    who want the gradients themselves scaled.
+    The optimizers here clip inside their step (``max_grad_norm=``), which moves a fifth fewer bytes. Use this function
+    to scale the gradients themselves.
 
     Args:
-        parameters: parameters, or one, whose gradients are clipped; those without a gradient are left out
-        max_norm: the norm that is allowed; infinity only takes the norm
+        parameters: one parameter, or several; parameters without a gradient are skipped
+        max_norm: the largest norm allowed; infinity only computes the norm
         norm_type: any p > 0 of a p-norm, ``float("inf")`` for the largest absolute value
         error_if_nonfinite: raise RuntimeError if the norm is NaN or infinite
-        foreach: accepted, as torch does; it chooses nothing
+        foreach: accepted as in torch, and ignored
 
     Example:
         >>> param = torch.nn.Parameter(torch.zeros(2))
@@ -99,8 +99,8 @@ def clip_grad_norm_(
             raise TypeError(f"parameters[{k}] is a {type(param).__name__}; it must be a parameter (a torch.Tensor)")
     if distributed.are_flat(params):
         raise RuntimeError(
-            "FullyShardedDataParallel has flattened and divided these parameters, so each process has some of the "
-            "gradients only; use the model's own clip_grad_norm_"
+            "FullyShardedDataParallel has flattened and sharded these parameters, so each process has only some of the "
+            "gradients; use the model's own clip_grad_norm_"
         )
     grads = _gradients(params, special)
     if not grads.wholes:
@@ -110,21 +110,21 @@ def clip_grad_norm_(
         if not torch.isfinite(norm):
             raise RuntimeError(
                 f"The total norm of order {order:g} of the gradients is {norm.item()}, so they cannot be clipped; "
-                "error_if_nonfinite=False would scale them by it nevertheless"
+                "error_if_nonfinite=False scales them anyway"
             )
     return _run(grads, {**flags, "scaled": True}, max_norm, order)
 
 
 class Gradients(NamedTuple):
-    """``here``: what this process has of each. ``wholes[k]``, for k in ``absent``, is a parameter without a gradient
-    here, of which other processes have one."""
+    """``here`` are the local shards of ``wholes``. For k in ``absent``, ``wholes[k]`` is a parameter that has a
+    gradient on other processes only."""
 
     wholes: list[Tensor]
     here: list[Tensor]
     absent: frozenset[int]
 
 
-def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
+def _gradients(parameters: Iterable[Tensor], special: SpecializedRule) -> Gradients:
     found: dict[int, Tensor] = {}
     absent = set()
     for param in parameters:
@@ -134,7 +134,7 @@ def _gradients(parameters: Iterable[Tensor], special: Special) -> Gradients:
                 absent.add(len(found))
                 found[id(param)] = param
             continue
-        if is_partial(grad) and is_dtensor(param):  # summands have no norm: they are added up first
+        if is_partial(grad) and is_dtensor(param):  # a Partial gradient has no norm until it is reduced
             grad = param.grad = distributed_like(grad, param)
         found[id(grad)] = grad
     wholes = list(found.values())
@@ -154,19 +154,19 @@ def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float
     return norm
 
 
-_recent = threading.local()  # launches are kept from call to call, each thread its own
+_recent = threading.local()  # each thread caches its own launches
 
 
 def _launches(grads: Gradients, flags: dict[str, bool]) -> Launches:
     """Reuses cached launches for gradients of the same layout, refreshing addresses."""
     kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
     wholes, here, absent = grads
-    plain = all(g.layout == torch.strided and has_memory(g) for g in here)  # others are refused below
+    plain = all(g.layout == torch.strided and has_memory(g) for g in here)  # others raise below
     layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, is_plain(g)) for g in here if plain)
-    # a table that a kernel on another stream still reads must not be written to
+    # one cache entry per stream: a kernel on another stream may still be reading the table
     streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in here} if d.type == "cuda")
-    divided = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]
-    key = (tuple(flags.items()), layouts, streams, divided, absent)
+    shardings = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]
+    key = (tuple(flags.items()), layouts, streams, shardings, absent)
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:

@@ -148,10 +148,9 @@ def ema_choices(
 
 
 class Update:
-    """One step on tensors that the caller holds: everything is checked when it is made, and nothing written before
-    ``run``.
+    """One step on tensors that the caller holds. Making it checks everything; only ``run`` writes.
 
-    ``arguments`` under the names that the caller knows, of which ``role_of`` says the role where it is another.
+    ``arguments`` have the caller's names; ``role_of`` maps a name to its role where they differ.
     """
 
     def __init__(
@@ -165,27 +164,17 @@ class Update:
         role_of: Mapping[str, str] | None = None,
     ) -> None:
         role_of = {name: (role_of or {}).get(name, name) for name in arguments}
-        param = next(name for name, role in role_of.items() if role == "param")
-        for name, given in arguments.items():
-            if not isinstance(given, (Tensor, list, tuple)):
-                raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
-        lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
-        count = len(lists[param])
-        for name, tensors in lists.items():
-            if isinstance(arguments[name], Tensor) != isinstance(arguments[param], Tensor) or len(tensors) != count:
-                raise ValueError(f"{name} must be what {param} is: one tensor, or a list of {count}")
-            for k, tensor in enumerate(tensors):
-                label = name if isinstance(arguments[name], Tensor) else f"{name}[{k}]"
-                (checks.tensor if role_of[name] == "grad" else checks.written)(label, tensor)
-        for k in range(count):
-            checks.alike({name: tensors[k] for name, tensors in lists.items()}, param, f"[{k}] " if count > 1 else "")
+        lists = _checked_lists(arguments, role_of)
         self.tensors = [(name, tensor) for name, tensors in lists.items() for tensor in tensors]
         checks.no_shared_memory(self.tensors)
         self._rule, self._special, self._step = rule, rule.special(flags), step
         self._options = tuple(options[name] for name in rule.hyper_parameters)
-        self._roles = [{role_of[name]: tensors[k] for name, tensors in lists.items()} for k in range(count)]
-        self._backends = [backends.choose(own["param"].device, backend) for own in self._roles]
-        _steps(step, count)
+        self._roles: list[dict[str, Tensor]] = [
+            {role_of[name]: tensor for name, tensor in zip(lists, each, strict=True)}
+            for each in zip(*lists.values(), strict=True)
+        ]
+        self._backends = [backends.choose(roles["param"].device, backend) for roles in self._roles]
+        _steps(step, len(self._roles))
 
     @property
     def device(self) -> torch.device:
@@ -208,6 +197,26 @@ class Update:
 
     def _members(self) -> list[Member]:
         return [Member(self._special, b, roles) for b, roles in zip(self._backends, self._roles, strict=True)]
+
+
+def _checked_lists(arguments: Mapping[str, Tensors], role_of: Mapping[str, str]) -> dict[str, list[Tensor]]:
+    """Each argument as a list, all of the same length; raises if a tensor does not fit."""
+    param = next(name for name, role in role_of.items() if role == "param")
+    for name, given in arguments.items():
+        if not isinstance(given, (Tensor, list, tuple)):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
+    lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
+    count = len(lists[param])
+    for name, tensors in lists.items():
+        is_one = isinstance(arguments[name], Tensor)
+        if is_one != isinstance(arguments[param], Tensor) or len(tensors) != count:
+            raise ValueError(f"{name} must be what {param} is: one tensor, or a list of {count}")
+        for k, tensor in enumerate(tensors):
+            check = checks.tensor if role_of[name] == "grad" else checks.written
+            check(name if is_one else f"{name}[{k}]", tensor)
+    for k in range(count):
+        checks.alike({name: tensors[k] for name, tensors in lists.items()}, param, f"[{k}] " if count > 1 else "")
+    return lists
 
 
 def _steps(step: Step, count: int) -> list[int]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fusedadam
@@ -18,7 +15,6 @@ from fusedadam import backends
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
-from fusedadam.rules.counts import LAST, RECENT, Count, DeviceCount, Powers, PowerTables, recent_powers
 from tests.contract.common import (
     CLIPPED,
     EVERY,
@@ -34,6 +30,7 @@ from tests.contract.common import (
     set_grads,
     train,
 )
+from tests.rules.test_counts import NUMBERS
 from tests.support import ADAM, ADAMP, BERT, CASES, EMA, F16, F32, F64, SUMMING, draw
 
 SCALE = 1024.0
@@ -208,105 +205,6 @@ def test_an_optimizer_that_raises_in_a_scaled_step_goes_on_unscaled():
     optimizer.__dict__.pop("grad_scale", None)
     optimizer.__dict__.pop("found_inf", None)
     assert_same(train(optimizer, 1, start=1), train(fusedadam.AdamW(leaves()), 2))
-
-
-# counts on the host and on a device
-
-BETAS = st.one_of(
-    st.sampled_from([0.0, 0.9, 0.95, 0.99, 0.999, 0.9999, 1 - 1e-7, 1e-300, 5e-324]), st.floats(0, 1 - 2**-53)
-)
-BORDERS = [n + k for n in (2**6, 2**12, 2**18, 2**24) for k in (-1, 0, 1)]
-NUMBERS = st.one_of(st.integers(1, 2**13), st.integers(1, 2**24 + 1), st.sampled_from(BORDERS))
-
-
-@settings(max_examples=200, deadline=None)
-@given(BETAS, st.lists(NUMBERS, min_size=1, max_size=4))
-@example(0.999, [2**24 + 1])
-@example(0.9999999, BORDERS)
-def test_a_power_has_the_same_bits_on_host_and_device_and_is_a_power(beta, steps):
-    """Lookups and products, wherever they are made; C libraries and GPUs differ in the last bit."""
-    on_host = [beta ** Count(step) for step in steps]
-    on_device = beta ** DeviceCount(torch.tensor(steps, dtype=F64), PowerTables())
-    assert on_device.dtype == F64
-    assert on_device.tolist() == on_host
-    for step, power in zip(steps, on_host, strict=True):
-        expected = math.pow(beta, step)
-        # each factor and product is rounded once; beside 1, what is left of a small power is as good as 0
-        assert power == pytest.approx(expected, rel=2**-50, abs=1e-30)
-    assert 0.0 <= min(on_host) <= max(on_host) < 1.0
-
-
-def test_tables_are_kept_for_the_betas_in_use_and_no_others():
-    """Schedulers that cycle the momentum (OneCycleLR) bring another beta in every step: each stayed for ever."""
-    tables = PowerTables()
-    for step in range(1, 200):
-        count = DeviceCount(torch.tensor([float(step)], dtype=F64), tables)
-        for beta in (0.999, 0.85 + step * 1e-4):
-            assert (beta**count).item() == beta ** Count(step)
-        tables.end_step()
-        assert len(tables) == 2
-    constant = tables.of(0.999, torch.device("cpu"))
-    tables.end_step()
-    assert tables.of(0.999, torch.device("cpu")) is constant, "a beta that stays is sent once"
-    assert recent_powers.cache_info().currsize <= RECENT
-
-
-def test_threads_that_ask_for_powers_at_once():
-    """Two of them could leave a table that was wrong for the rest of the process."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for k in range(60):
-            powers, barrier = Powers(0.999 - k * 1e-6), threading.Barrier(4)
-
-            def ask(powers=powers, barrier=barrier):
-                barrier.wait()
-                for number in (20_000, 3_000_000, 77):
-                    powers.power(number)
-
-            threads = [threading.Thread(target=ask) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            fresh = Powers(0.999 - k * 1e-6)
-            assert [powers.power(n) for n in (1, 20_000, 3_000_000)] == [fresh.power(n) for n in (1, 20_000, 3_000_000)]
-    finally:
-        sys.setswitchinterval(interval)
-
-
-def test_a_new_beta_costs_a_fraction_of_a_millisecond():
-    begin = time.process_time()
-    for k in range(300):
-        Powers(0.85 + k * 1e-5).power(20_000 + k)
-    on_host = (time.process_time() - begin) / 300
-    begin = time.process_time()
-    for k in range(100):
-        Powers(0.85 + k * 1e-5).table()
-    assert on_host < 3e-4
-    assert (time.process_time() - begin) / 100 < 1e-3
-
-
-def test_counts_do_what_schedules_ask_of_them():
-    numbers = torch.tensor([1.0, 7.0], dtype=F64)
-    count = DeviceCount(numbers, PowerTables())
-    assert (count + 2).tolist() == (2 + count).tolist() == [3.0, 9.0]
-    assert (count - 1).tolist() == [0.0, 6.0]
-    assert 0.5 ** Count(0) == 1.0
-
-
-@pytest.mark.parametrize("step", [LAST, LAST + 1, 2.0**25, 1e9])
-def test_a_count_beyond_the_tables_is_the_last_power_on_the_host(step):
-    """Only a loaded state dict can say so: float32 counts to 2**24."""
-    assert 0.9 ** Count(step) == 0.0
-    assert 0.0 <= 0.99999999 ** Count(step) <= 1.0
-
-
-@pytest.mark.parametrize("step", [LAST + 1, 2.0**25, 1e9])
-def test_a_count_beyond_the_tables_is_the_last_power_on_a_device(step):
-    """On a GPU the same lookup is a device-side assertion, after which nothing works."""
-    count = DeviceCount(torch.tensor([step], dtype=F64), PowerTables())
-    assert (0.9999999**count).item() == 0.9999999 ** Count(step)
 
 
 # scalars that are made on a device

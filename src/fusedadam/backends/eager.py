@@ -19,6 +19,7 @@ from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.storage import STORAGES
 
@@ -28,7 +29,7 @@ Update: TypeAlias = Callable[..., tuple[Tensor, ...]]
 sum_across = sum_across_devices
 
 
-def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     visits = {"element": _elements, "row": _rows, "tensor": _tensors}
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:

@@ -12,6 +12,7 @@ from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules import sums
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Sum
 
 Action: TypeAlias = Callable[[], None]
@@ -36,7 +37,7 @@ class Backend(NamedTuple):
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     """
 
-    prepare: Callable[[LaunchTable], Mapping[int, RunStage]]
+    prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
     needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
 

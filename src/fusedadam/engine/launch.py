@@ -13,8 +13,8 @@ from fusedadam.engine.backend import Action, Backend, SharedTerm, sum_across_dev
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member, Roles
-from fusedadam.engine.reduction import ROWS_KNOWN, reductions
-from fusedadam.rules.stages import ROUND
+from fusedadam.engine.reduction import reductions
+from fusedadam.rules.positions import Phase, Position
 from fusedadam.tensors.layout import copy_with
 
 
@@ -59,7 +59,7 @@ class Launch:
         self.table.send()
         return run
 
-    def run_stage(self, position: int, run: Run) -> None:
+    def run_stage(self, position: Position, run: Run) -> None:
         if position in self._stages:
             self._stages[position](run.roles)
 
@@ -130,13 +130,13 @@ class Launches:
 
         stages = {stage.position for launch in self for stage in launch.table.special.stages}
         for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
-            waiting = [k for k, one in enumerate(self) if one.table.is_split and position % ROUND == ROWS_KNOWN]
+            waiting = [k for k, one in enumerate(self) if one.table.is_split and position.phase == Phase.ROW]
             yield from (self._stage(k, position) for k in range(len(self)) if k not in waiting)
             yield from (for_any(one.run) for one in self.reductions if one.position == position)
             yield from (self._stage(k, position) for k in waiting)
             yield from (for_any(action) for action in self._shared.get(position, ()))
 
-    def _stage(self, k: int, position: int) -> Callable[[list[Run]], None]:
+    def _stage(self, k: int, position: Position) -> Callable[[list[Run]], None]:
         return lambda runs: self._all[k].run_stage(position, runs[k])
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
@@ -144,9 +144,9 @@ class Launches:
         tables = [launch.table for launch in self if name in launch.table.special.reports]
         return [(table, table.value(table.special.reports[name])) for table in tables]
 
-    def _prepare_shared(self, members: Sequence[Member]) -> dict[int, list[Action]]:
+    def _prepare_shared(self, members: Sequence[Member]) -> dict[Position, list[Action]]:
         """The sums over groups, or over all parameters: each is added up when every launch has its terms."""
-        prepared: dict[int, list[Action]] = {}
+        prepared: dict[Position, list[Action]] = {}
         for one in {s.name: s for launch in self for s in launch.table.special.shared}.values():
             terms: dict[int, SharedTerm] = {}
             launches = [launch for launch in self if one.name in (s.name for s in launch.table.special.shared)]

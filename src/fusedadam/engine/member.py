@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from fusedadam.rules.rule import Special
+from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.shards import Sharding, sharding_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Roles: TypeAlias = Mapping[str, Tensor]
 class Member:
     """``roles`` are the tensors on this process: for a DTensor, its local shard."""
 
-    special: Special
+    special: SpecializedRule
     backend: Backend
     roles: Roles
     group: int = 0

@@ -26,7 +26,7 @@ from fusedadam.engine.member import Member, Roles
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
-from fusedadam.rules.rule import Options, Rule, Special
+from fusedadam.rules.rule import Options, Rule, SpecializedRule
 from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as
 from fusedadam.tensors.shards import distributed_like, is_dtensor, lies_like, local, sharding_of, with_local
 from fusedadam.tensors.transfer import capturing
@@ -50,7 +50,7 @@ class Participant:
     grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
     position: int  # among all parameters of the optimizer
     group: int
-    special: Special
+    special: SpecializedRule
     backend: Backend
     new_state: Callable[[str], Tensor]  # makes a state of that name, with its initial value
     state: State = field(default_factory=dict)  # as it will be: what was there, and ``fresh``

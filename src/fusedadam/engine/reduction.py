@@ -20,13 +20,11 @@ from torch import Tensor
 
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import GRADS_ANYWHERE, HAS_GRAD, LaunchTable
-from fusedadam.rules.stages import ROUND
+from fusedadam.rules.positions import Phase, Position
 from fusedadam.tensors.transfer import sent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-ROWS_KNOWN = 1  # the position in a round after which whole rows have been decided about; divided ones are not yet known
 
 
 class Wanted(NamedTuple):
@@ -66,7 +64,7 @@ class Exchange(NamedTuple):
 class Reduction:
     """One all-reduce over the processes of a mesh, after ``position``."""
 
-    def __init__(self, position: int, mesh: DeviceMesh, largest: bool, wanted: Sequence[Wanted]) -> None:
+    def __init__(self, position: Position, mesh: DeviceMesh, largest: bool, wanted: Sequence[Wanted]) -> None:
         self.position, self._largest, self._group = position, largest, group_of(mesh)
         # parameter by parameter: which tables they are in may differ between processes
         sizes: dict[tuple[int, str], int] = {}
@@ -122,7 +120,7 @@ class Reduction:
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     """All that a step needs, in the order in which every process runs them."""
-    found: dict[tuple[int, bool, DeviceMesh], list[Wanted]] = {}
+    found: dict[tuple[Position, bool, DeviceMesh], list[Wanted]] = {}
     begun: set[int] = set()
     for position, largest, wanted in sorted(_wanted(tables), key=lambda one: one[0]):
         mesh = wanted.table.mesh
@@ -133,7 +131,7 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
             own.append(_by_tensor(wanted.table, HAS_GRAD, GRADS_ANYWHERE))
         own.append(wanted)
 
-    def order(one: tuple[Any, list[Wanted]]) -> tuple[int, int, bool]:
+    def order(one: tuple[Any, list[Wanted]]) -> tuple[Position, int, bool]:
         (position, largest, _), wanted = one
         return position, min(int(w.table.members.min()) for w in wanted), largest
 
@@ -143,12 +141,12 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     ]
 
 
-def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[int, bool, Wanted]]:
+def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, Wanted]]:
     for table in tables:
         for stage in table.special.stages:
             for one in stage.sums:
-                rounds, position = divmod(one.position, ROUND)
-                when = rounds * ROUND + max(position, ROWS_KNOWN)
+                # after this phase whole rows have been decided about; sharded rows wait for the other processes
+                when = max(one.position, Position(one.position.round, Phase.ROW))
                 if table.is_split and one.over == "row":
                     rows = np.arange(table.all_rows.sum())
                     memory = table.row_values[table.special.row_slots[one.name]]

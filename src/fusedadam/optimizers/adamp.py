@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Group, Params
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, total, where  # noqa: A004
+from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 PROJECTIONS = ("none", "layer", "channel")
@@ -48,8 +48,7 @@ def adamp(
     if maximize:
         grad = -grad
     if clipped:
-        grad_norm = sqrt(total(grad * grad))
-        grad = grad * clip_factor(grad_norm, max_grad_norm)
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
     momentum = beta1 * exp_avg + beta1c * grad if nesterov else exp_avg

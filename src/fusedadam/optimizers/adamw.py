@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Group, Params
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import divide, maximum, sqrt, total
+from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.ops import divide, maximum, sqrt
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 
@@ -34,8 +34,7 @@ def adam(
     if maximize:
         grad = -grad
     if clipped:
-        grad_norm = sqrt(total(grad * grad))
-        grad = grad * clip_factor(grad_norm, max_grad_norm)
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if decoupled:
         param = param * decay
     else:

@@ -37,7 +37,7 @@ from fusedadam.optimizers.group_options import (
     readable,
     without_rounding_error,
 )
-from fusedadam.rules.rule import OWN_FLAGS, Options, Rule, Special
+from fusedadam.rules.rule import OWN_FLAGS, Options, Rule, SpecializedRule
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 from fusedadam.tensors.shards import is_dtensor, local, with_local
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
@@ -229,7 +229,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Whether a step sums at all, under the present options, over matrices if not over vectors."""
         return any(self._whole_special(own).has_sums for own in self._options()[0])
 
-    def _whole_special(self, flags: Flags) -> Special:
+    def _whole_special(self, flags: Flags) -> SpecializedRule:
         return self.rule.special({**dict(zip(self._flags, flags, strict=True)), **dict.fromkeys(OWN_FLAGS, True)})
 
     def _check_sums_are_whole(self) -> None:

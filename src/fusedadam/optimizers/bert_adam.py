@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Group, Params
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import divide, group_sum, maximum, sqrt, tensor_sum, total, where
+from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
+from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.schedules import SCHEDULES, Schedule
 
@@ -42,12 +42,11 @@ def bert_adam(
     if maximize:
         grad = -grad
     if clip_parameter:
-        grad = grad * clip_factor(sqrt(tensor_sum(grad * grad)), max_grad_norm)
+        grad = grad * clip_factor(tensor_norm(grad), max_grad_norm)
     elif clip_group:
-        grad = grad * clip_factor(sqrt(group_sum(grad * grad)), max_grad_norm)
+        grad = grad * clip_factor(group_norm(grad), max_grad_norm)
     elif clip_all:
-        grad_norm = sqrt(total(grad * grad))
-        grad = grad * clip_factor(grad_norm, max_grad_norm)
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
     update = exp_avg / (sqrt(exp_avg_sq) + eps) + weight_decay * param

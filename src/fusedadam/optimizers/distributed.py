@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedadam.rules.rule import Special
+from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.shards import is_dtensor, sharding_of
 from fusedadam.tensors.storage import STORAGES
 
@@ -25,7 +25,7 @@ ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
-def is_waited_for(param: Tensor, special: Special) -> bool:
+def is_waited_for(param: Tensor, special: SpecializedRule) -> bool:
     """Whether other processes, which have parts of this parameter, cannot do without what this one adds to sums.
 
     Whether it requires a gradient is not asked: another process may still have one from before it was frozen.

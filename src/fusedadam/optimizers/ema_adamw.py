@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fusedadam import checks
 from fusedadam.optimizers import distributed
 from fusedadam.optimizers.base import FusedOptimizer, Group, Params, State
-from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.ops import minimum, sqrt, total, where
+from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.tensors.shards import local, memory_of
 
@@ -40,8 +40,7 @@ def ema_adam(
     decoupled: Flag, clipped: Flag,
 ) -> Values:
     if clipped:
-        grad_norm = sqrt(total(grad * grad))
-        grad = grad * clip_factor(grad_norm, max_grad_norm)
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if not decoupled:
         grad = grad + weight_decay * param
     exp_avg = beta1 * exp_avg + beta1c * grad

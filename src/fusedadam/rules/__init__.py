@@ -7,6 +7,8 @@ rule.py       the contract for authors
 ops.py        the functions that a rule may call
 clipping.py   clipping by norm, for any rule
 lowering.py   a rule's source, checked and rewritten as straight-line code
+positions.py  rounds and phases of a step
+placement.py  where each value is computed: its space and position
 stages.py     a rule that sums, divided where it waits for a sum
 sums.py       the order in which terms are added: the same on every backend
 counts.py     beta ** step, with the same bits on the host and on a device

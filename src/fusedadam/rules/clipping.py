@@ -1,11 +1,29 @@
-"""Clipping by norm, for rules."""
+"""Norms and clipping by norm: helpers for rules."""
 
 from __future__ import annotations
 
-from fusedadam.rules.ops import minimum
-from fusedadam.rules.rule import Scalar, Value
+from fusedadam.rules.ops import group_sum, minimum, sqrt, tensor_sum, total
+from fusedadam.rules.rule import Scalar, Value, Values
 
 
 def clip_factor(norm: Value, max_norm: Scalar) -> Value:
-    """What gradients of this norm are multiplied by, as in torch.nn.utils.clip_grad_norm_; a helper for rules."""
+    """What gradients of this norm are multiplied by, as in torch.nn.utils.clip_grad_norm_."""
     return minimum(1.0, max_norm / (norm + 1e-6))
+
+
+def tensor_norm(x: Value) -> Value:
+    return sqrt(tensor_sum(x * x))
+
+
+def group_norm(x: Value) -> Value:
+    return sqrt(group_sum(x * x))
+
+
+def total_norm(x: Value) -> Value:
+    return sqrt(total(x * x))
+
+
+def clipped_by_norm(grad: Value, max_norm: Scalar) -> Values:
+    """The clipped gradient, and the norm of all gradients before clipping."""
+    norm = total_norm(grad)
+    return grad * clip_factor(norm, max_norm), norm

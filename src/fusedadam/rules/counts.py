@@ -1,10 +1,10 @@
-"""Step numbers as scalars see them: ``beta ** step`` has the same bits on the host and on every device.
+"""Step counts for scalars: ``beta ** step`` has the same bits on the host and on every device.
 
-The power functions of C libraries and GPUs differ in the last bit; so would results, where a training goes on with
-another machine, or where the counts move to the device (GradScaler, capturable). A power is therefore a product of four
-factors, one for each digit of the step number, from a small table of that beta's powers. The factors are made of
-integers and rounded once, and multiplication is IEEE's everywhere. A new beta, as schedulers that cycle the momentum
-bring in every step, costs a few hundred products of integers at most.
+The power functions of C libraries and GPUs differ in the last bit. Results would differ as well when training resumes
+on another machine, or when counts move to the device (GradScaler, capturable). Therefore a power is a product of four
+factors, one for each digit of the step count, from a small table of powers of beta. The factors are computed with
+integers and rounded once, and multiplication is correctly rounded everywhere. A new beta costs a few hundred products
+of integers at most; schedulers that cycle the momentum bring one in every step.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ from fusedadam.rules.ops import divide
 from fusedadam.rules.tracing import OnDevice
 from fusedadam.tensors.transfer import keep_for_graph, sent
 
-# Where each digit begins in a step number, and how many values it has. The first two are looked up together, and so are
-# the last two.
+# The bit at which each digit of a step count begins, and how many values the digit has. On a device the first two are
+# looked up together, and so are the last two.
 SHIFTS, SIZES = (0, 6, 12, 18), (64, 64, 64, 128)
-LAST = (1 << 25) - 1  # later steps get this one's power; float32 counts to 2**24
-PRECISION = 128  # bits behind the point
+LAST = (1 << 25) - 1  # later steps get the power of this one; counts in float32 end at 2**24
+PRECISION = 128  # bits after the binary point
 ONE = 1 << PRECISION
-RECENT = 64  # betas whose tables the host keeps
+RECENT = 64  # how many betas the host keeps tables for
 
 
 class Powers:
-    """The powers of one number: ``factor(digit, d)`` is ``base ** (d << SHIFTS[digit])``, made when it is asked for."""
+    """The powers of one number. ``factor(digit, d)`` is ``base ** (d << SHIFTS[digit])``, computed on first use.
+
+    Attributes are replaced, never changed in place: another thread, or an interrupt, may come at any time.
+    """
 
     def __init__(self, base: float) -> None:
         numerator, denominator = base.as_integer_ratio()
-        self._steps = [numerator * ONE // denominator]  # of each digit, what one more of it multiplies by
-        self._lines = [(array("d", [1.0]), ONE)] * len(SIZES)  # of each digit: what is known, and the last one exactly
+        self._bases = [numerator * ONE // denominator]  # base ** (1 << SHIFTS[digit]) for each digit, exactly
+        self._factors = [(array("d", [1.0]), ONE)] * len(SIZES)  # the factors of each digit so far; the last, exactly
 
     def factor(self, digit: int, d: int) -> float:
-        known, exact = self._lines[digit]
-        if len(known) <= d:
-            step, more = self._step(digit), array("d")
-            for _ in range(len(known), d + 1):
-                exact = exact * step >> PRECISION
-                more.append(math.ldexp(exact, -PRECISION))
-            known = known + more
-            self._lines[digit] = known, exact  # in one piece: other threads, and Ctrl-C, may come at any time
-        return known[d]
+        factors, last = self._factors[digit]
+        if len(factors) <= d:
+            base, more = self._base(digit), array("d")
+            for _ in range(len(factors), d + 1):
+                last = last * base >> PRECISION
+                more.append(math.ldexp(last, -PRECISION))
+            factors = factors + more
+            self._factors[digit] = factors, last
+        return factors[d]
 
     def power(self, number: int) -> float:
         a, b, c, d = (
@@ -62,22 +65,22 @@ class Powers:
         """All factors, digit by digit."""
         return np.array([self.factor(digit, d) for digit, size in enumerate(SIZES) for d in range(size)])
 
-    def _step(self, digit: int) -> int:
-        steps = self._steps
-        while len(steps) <= digit:
-            step = steps[-1]
+    def _base(self, digit: int) -> int:
+        bases = self._bases
+        while len(bases) <= digit:
+            base = bases[-1]
             for _ in range(SHIFTS[1]):
-                step = step * step >> PRECISION
-            steps = [*steps, step]
-        self._steps = steps  # in one piece, as above
-        return steps[digit]
+                base = base * base >> PRECISION
+            bases = [*bases, base]
+        self._bases = bases
+        return bases[digit]
 
 
 recent_powers = functools.lru_cache(maxsize=RECENT)(Powers)
 
 
 class Count(float):
-    """A step number on the host."""
+    """A step count on the host."""
 
     def __rpow__(self, base: float, _: None = None) -> float:
         return recent_powers(float(base)).power(min(int(self), LAST))
@@ -87,7 +90,7 @@ Pair: TypeAlias = tuple[Tensor, Tensor]  # products of the factors of the first 
 
 
 class PowerTables:
-    """The tables of one device, for one stream or graph: of the betas that the last step used, and no others."""
+    """The tables on one device, for one stream or graph. Only tables that the last step used are kept."""
 
     def __init__(self) -> None:
         self._kept: dict[float, Pair] = {}
@@ -112,7 +115,7 @@ def _pair(table: Tensor) -> Pair:
 
 
 class DeviceCount(OnDevice):
-    """Step numbers on a device, one for each parameter: float64, and known only there."""
+    """Step counts on a device, one for each parameter, in float64."""
 
     def __init__(self, numbers: Tensor, tables: PowerTables) -> None:
         self.numbers, self._tables = numbers, tables
@@ -139,7 +142,7 @@ class DeviceCount(OnDevice):
 
 
 def _forward(name: str) -> None:
-    """Whatever else a rule's scalars may do with a number, the tensor does."""
+    """Lets the tensor do an operation that scalars may use."""
     function = getattr(operator, name)
     setattr(DeviceCount, f"__{name}__", lambda self, other: function(self.numbers, other))
     if name in ("add", "sub", "mul"):

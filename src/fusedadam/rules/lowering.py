@@ -1,8 +1,11 @@
-"""A rule's source, parsed, checked and rewritten into straight-line code for the backends to bind their words to.
+"""A rule's source, parsed, checked and rewritten as straight-line code, to which each backend binds its own ops.
 
-What a rule must not say is refused here, with the line and what to write instead. In the code that comes out flags are
-decided, division is ``divide(a, b)``, a number is ``number(x)``, and words have the names of ``fusedadam.rules.ops``,
-whatever the author called them.
+Code that some backend cannot compile is refused here, with its line and what to write instead. In the result, flags are
+decided, division is ``divide(a, b)``, a number is ``number(x)``, and ops have their names in ``fusedadam.rules.ops``,
+even if the author imported them under others.
+
+A helper function stays a function, unless it sums: then its statements are inlined, so that the rule can be divided
+where it waits for the sum. The names of an inlined helper begin with the place of the call, ``12_8.norm``.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 from fusedadam.rules.ops import OPS, SUMS
 
 KINDS = ("Value", "Scalar", "Flag")
-RESERVED = {  # names of the kernels, which no argument may have
+RESERVED = {  # names that kernels use, and arguments may not have
     "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
     "divide", "find_largest", "float_to_bf16", "fold", "found_inf", "grad_scale", "inline", "kernel", "load", "max",
     "min", "number", "numbers", "range", "round_to_odd", "run", "scalar", "scratch", "store", "stored", "table", "take",
@@ -25,11 +28,17 @@ RESERVED = {  # names of the kernels, which no argument may have
 }  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 
-Helpers: TypeAlias = dict[FunctionType, tuple[str, str]]  # the name and the text that a helper gets
-
 
 class RuleError(TypeError):
-    """A rule says something that not every backend can compile."""
+    """A rule has code that some backend cannot compile."""
+
+
+class Helper(NamedTuple):
+    """A helper function as the backends see it."""
+
+    name: str
+    text: str
+    is_condition: bool  # whether it returns one
 
 
 def define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
@@ -42,7 +51,7 @@ class Function:
     """The parsed source of a rule or helper, and errors that point into it."""
 
     def __init__(self, function: Callable[..., Any], helper: bool = False) -> None:
-        self.function, self.name, self.helper = function, function.__name__, helper
+        self.function, self.name = function, function.__name__
         self.filename, self.first_line = function.__code__.co_filename, function.__code__.co_firstlineno
         try:
             text = textwrap.dedent(inspect.getsource(function))
@@ -89,20 +98,29 @@ class Function:
         return tuple(names)
 
 
+class SumCall(NamedTuple):
+    """Where a sum is written: ``op(term)``, in the source of a rule or a helper."""
+
+    op: Callable[..., Any]
+    source: Function
+    node: ast.Call
+
+
 class Lowering(ast.NodeTransformer):
-    """Rewrites a function's body into straight-line code that every backend binds its words to."""
+    """Rewrites the body of a rule, or of a helper that ``caller`` calls, as straight-line code."""
 
     def __init__(
-        self, source: Function, flags: Mapping[str, bool], helpers: Helpers | None = None, every_branch: bool = False
-    ) -> None:
-        self.source, self.flags, self.every_branch = source, flags, every_branch
-        self.helpers: Helpers = {} if helpers is None else helpers
-        self.conditions: set[str] = set()  # helpers that return one
+        self, source: Function, flags: Mapping[str, bool], caller: Lowering | None = None, scope: str = "",
+        every_branch: bool = False,
+    ) -> None:  # fmt: skip
+        self.source, self.flags, self.scope, self.every_branch = source, flags, scope, every_branch
+        self.helpers: dict[FunctionType, Helper] = {} if caller is None else caller.helpers
+        self.sums: dict[str, SumCall] = {} if caller is None else caller.sums  # by name, as they are called in the code
         self.assigned: set[str] = set()
-        self.read_first: set[str] = set()  # read before anything was assigned to them: the real inputs
+        self.inlined: list[ast.stmt] = []  # belongs before the statement that is being visited
 
     def check(self) -> None:
-        """Looks at all that is there, whatever the flags: only to refuse what nobody can compile."""
+        """Refuses what cannot be compiled; with ``every_branch``, under any flags."""
         for _ in self.statements(self.source.body):
             pass
 
@@ -116,15 +134,7 @@ class Lowering(ast.NodeTransformer):
                 if self.every_branch:
                     yield from self.statements(other_body)
             elif isinstance(statement, ast.Assign):
-                if len(statement.targets) != 1:
-                    self.source.fail(statement, "one target for each `=`")
-                chosen = self.chosen(statement.value)
-                if ast.unparse(chosen) == ast.unparse(statement.targets[0]):
-                    continue  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
-                value = self.visit(chosen)
-                for name in self.targets(statement.targets[0]):
-                    self.assigned.add(name)
-                yield ast.Assign(statement.targets, value)
+                yield from self.assignment(statement)
             elif isinstance(statement, ast.AugAssign):
                 self.source.fail(
                     statement, "in place would change the tensor itself when run eagerly; write `x = x + y`"
@@ -134,7 +144,23 @@ class Lowering(ast.NodeTransformer):
                     statement, f"`{ast.unparse(statement)}`: only assignments, `if` on flags and a final return"
                 )
 
+    def assignment(self, statement: ast.Assign) -> Iterator[ast.stmt]:
+        if len(statement.targets) != 1:
+            self.source.fail(statement, "one target for each `=`")
+        target, chosen = statement.targets[0], self.chosen(statement.value)
+        if ast.unparse(chosen) == ast.unparse(target):
+            return  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
+        value, names = self.visit(chosen), self.targets(target)
+        if isinstance(value, ast.Tuple) and len(value.elts) != len(names):
+            self.source.fail(statement, f"there are {len(names)} names for {len(value.elts)} values")
+        self.assigned.update(names)
+        yield from self.inlined
+        self.inlined = []
+        scoped: list[ast.expr] = [ast.Name(self.scope + name) for name in names]
+        yield ast.Assign([ast.Tuple(scoped) if isinstance(target, ast.Tuple) else scoped[0]], value)
+
     def chosen(self, value: ast.expr) -> ast.expr:
+        """What is left of ``a if flag else b``."""
         while isinstance(value, ast.IfExp):
             value = value.body if self.decide(value.test) else value.orelse
         return value
@@ -167,11 +193,8 @@ class Lowering(ast.NodeTransformer):
         name = node.id
         if name in self.flags:
             self.source.fail(node, f"`{name}` is a flag: ask it with `if`, do not calculate with it")
-        if name in self.assigned:
-            return node
-        if name in self.source.kinds:
-            self.read_first.add(name)
-            return node
+        if name in self.assigned or name in self.source.kinds:
+            return ast.Name(self.scope + name)
         constant = self.source.function.__globals__.get(name)
         if isinstance(constant, (int, float)):
             return call("number", ast.Constant(float(constant)))
@@ -213,38 +236,61 @@ class Lowering(ast.NodeTransformer):
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
         arguments = [self.visit(a) for a in node.args]
-        for name, word in OPS.items():
-            if called is word:
+        for name, op in OPS.items():
+            if called is op:
                 return call(name, *arguments)
+        place = f"{self.scope}{node.lineno}_{node.col_offset}"  # the same under all flags
         if called in SUMS:
-            if self.source.helper:
-                self.source.fail(node, f"`{ast.unparse(node)}` in a helper function: sums belong in the rule itself")
             if len(arguments) != 1:
                 self.source.fail(node, f"`{ast.unparse(node)}`: a sum has one argument")
-            return ast.copy_location(call(called.__name__, *arguments), node)
+            name = f"{called.__name__}_{place.replace('.', '_')}"
+            self.sums[name] = SumCall(called, self.source, node)
+            return call(name, *arguments)
         if isinstance(called, FunctionType):
-            return call(self.helper(called), *arguments)
-        known = ", ".join([*OPS, *(word.__name__ for word in SUMS)])
+            wanted = inspect.signature(called).parameters
+            if len(wanted) != len(arguments):
+                self.source.fail(node, f"`{ast.unparse(node)}`: the helper's arguments are {', '.join(wanted)}")
+            if _has_sums(called):
+                return self.inline(called, arguments, f"{place}.")
+            return call(self.helper(called).name, *arguments)
+        known = ", ".join([*OPS, *(op.__name__ for op in SUMS)])
         self.source.fail(
-            node, f"`{ast.unparse(node.func)}` is neither a word ({known}) nor a helper function of this module"
+            node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )
 
-    def helper(self, function: FunctionType) -> str:
+    def helper(self, function: FunctionType) -> Helper:
         if function not in self.helpers:
             source = Function(function, helper=True)
-            lowering = Lowering(source, {}, self.helpers)
+            lowering = Lowering(source, {}, self)
             body = list(lowering.statements(source.body))
             result = ast.Return(lowering.visit(source.result))
             name = f"{function.__name__}_{len(self.helpers)}"
-            self.helpers[function] = name, define(name, list(source.kinds), [*body, result])
-            if isinstance(source.result, ast.Compare) or (
+            is_condition = isinstance(source.result, ast.Compare) or (
                 isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
-            ):
-                self.conditions.add(name)
-        return self.helpers[function][0]
+            )
+            self.helpers[function] = Helper(name, define(name, list(source.kinds), [*body, result]), is_condition)
+        return self.helpers[function]
+
+    def inline(self, function: FunctionType, arguments: list[ast.expr], scope: str) -> ast.expr:
+        """What a helper that sums returns; its statements come before the one that calls it."""
+        source = Function(function, helper=True)
+        lowering = Lowering(source, {}, self, scope)
+        given = zip(source.kinds, arguments, strict=True)
+        self.inlined += [ast.Assign([ast.Name(scope + name)], argument) for name, argument in given]
+        self.inlined += lowering.statements(source.body)
+        result: ast.expr = lowering.visit(source.result)
+        self.inlined += lowering.inlined
+        return result
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         self.source.fail(node, f"`{ast.unparse(node)}` is not something that every backend compiles")
+
+
+def _has_sums(function: FunctionType) -> bool:
+    """Whether a helper sums, in its own code or through another helper."""
+    used = [function.__globals__.get(name) for name in function.__code__.co_names]
+    helpers = [one for one in used if isinstance(one, FunctionType) and one not in OPS.values()]
+    return any(one in SUMS or _has_sums(one) for one in helpers)
 
 
 def call(name: str, *arguments: ast.expr) -> ast.Call:

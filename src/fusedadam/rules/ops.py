@@ -1,21 +1,22 @@
-"""The words that rules and scalars may use, and what each of them means.
+"""The ops: functions that rules and scalars may call, and what each of them means.
 
-A rule is written with these functions and with ``+ - * /``. Called as they stand here they work on torch tensors (the
-eager backend) and on numbers (scalars). The Numba and Triton backends bind functions of the same names, with the
-same meaning to the bit:
+A rule is written with these functions and with ``+ - * /``. The functions in this module work on torch tensors (for the
+eager backend) and on numbers (for scalars). The Numba and Triton backends have functions of the same names that give
+the same bits:
 
 - division and ``sqrt`` are rounded correctly (IEEE), never approximated;
 - nothing is contracted: ``a * b + c`` rounds twice on every backend;
-- NaN is contagious: ``maximum`` and ``minimum`` give NaN if either side is NaN;
+- NaN propagates: ``maximum`` and ``minimum`` give NaN if either side is NaN;
 - ``where(condition, a, b)`` is the elementwise choice; ``if`` is for flags alone;
-- ``power(x, y)``, for x >= 0, is calculated in float64 and rounded: the one word that may differ by an ulp between
+- ``power(x, y)``, for x >= 0, is calculated in float64 and rounded: the only op that may differ by an ulp between
   backends.
 
-Sums look beyond the element: ``row_sum(x)`` adds the values of each row (an index of dimension 0), ``tensor_sum(x)``
-those of the parameter, ``group_sum(x)`` those of all parameters of its group that have gradients of its dtype,
-``total(x)`` those of all parameters; ``largest(x)``, for x >= 0, is the largest value of all. ``sums.py`` says in
-which order they are added. Called as they stand here, they know one parameter only. ``cos`` and ``divide`` are
-for scalars alone.
+Sums combine elements: ``row_sum(x)`` adds all values of each row (an index of dimension 0), ``tensor_sum(x)`` all
+values of the parameter, ``group_sum(x)`` all values of the parameters in its group with gradients of its dtype, and
+``total(x)`` all values of all parameters. ``largest(x)``, for x >= 0, is the largest value of all parameters. The order
+in which they are added is defined in ``sums.py``. The functions in this module know one parameter only.
+
+``cos`` and ``divide`` are for scalars only: in a rule, division is ``/``.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ __all__ = [
     "sqrt",
     "tensor_sum",
     "total",
+    "where",
 ]
-__all__ += ["where"]
 
 
-def _of_scalars(word: Callable[..., Any]) -> Callable[..., Any]:
-    """The word, also for what scalars are made of: counts on a device, and values that are not known yet."""
+def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets an op take step counts on a device, and traced scalars, as well."""
 
-    @functools.wraps(word)
+    @functools.wraps(op)
     def call(*values: Any) -> Any:
         if any(type(value) is Traced for value in values):
-            return Traced.chosen(*values) if word.__name__ == "where" else Traced.of(values)
-        return word(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
+            return Traced.chosen(*values) if op.__name__ == "where" else Traced.of(values)
+        return op(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
 
     return call
 
 
-@_of_scalars
+@_for_scalars
 def sqrt(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return np.sqrt(x)
@@ -67,22 +68,22 @@ def sqrt(x: Any) -> Any:
     return torch.sqrt(x)
 
 
-@_of_scalars
-def abs(x: Any) -> Any:  # noqa: A001  the word is the field's own
+@_for_scalars
+def abs(x: Any) -> Any:  # noqa: A001  rules read like the paper
     return torch.abs(x) if isinstance(x, torch.Tensor) else np.abs(x)
 
 
-@_of_scalars
+@_for_scalars
 def maximum(a: Any, b: Any) -> Any:
     return _both(torch.maximum, np.maximum, a, b)
 
 
-@_of_scalars
+@_for_scalars
 def minimum(a: Any, b: Any) -> Any:
     return _both(torch.minimum, np.minimum, a, b)
 
 
-@_of_scalars
+@_for_scalars
 def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, *_tensors(condition, a, b))
@@ -92,22 +93,22 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return chosen.item() if isinstance(chosen, np.generic) else chosen
 
 
-@_of_scalars
+@_for_scalars
 def power(x: Any, y: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return torch.pow(x.double(), y).to(x.dtype)
     return np.power(x, y)
 
 
-@_of_scalars
+@_for_scalars
 def divide(a: Any, b: Any) -> Any:
-    """a / b, correctly rounded. For scalars: where one side is a number, torch multiplies by a reciprocal instead."""
+    """a / b, correctly rounded; torch itself multiplies by the reciprocal if one side is a number."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         a, b = _tensors(a if isinstance(a, torch.Tensor) else b, a, b)
     return a / b
 
 
-@_of_scalars
+@_for_scalars
 def cos(x: Any) -> Any:
     return torch.cos(x) if isinstance(x, torch.Tensor) else np.cos(x)
 
@@ -139,14 +140,15 @@ def _both(for_torch: Callable[..., Any], for_numpy: Callable[..., Any], a: Any, 
 
 
 def _tensors(like: torch.Tensor, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as tensors on the device, of the dtype of that which is one, else float64; made there, not sent there."""
+    """Both as tensors on the device of ``like``. Numbers become tensors there, without a copy from the host; their
+    dtype is that of the other side if it is a tensor, else float64."""
     dtype = next((x.dtype for x in (a, b) if isinstance(x, torch.Tensor)), torch.float64)
     made = (x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=dtype, device=like.device) for x in (a, b))
     return next(made), next(made)
 
 
-# what kernels know, and what is summed over what
-OPS: dict[str, Callable[..., Any]] = {word.__name__: word for word in (abs, maximum, minimum, power, sqrt, where)}
+# the ops that every backend has, and the sums, with what they add up over
+OPS: dict[str, Callable[..., Any]] = {op.__name__: op for op in (abs, maximum, minimum, power, sqrt, where)}
 SUMS: dict[Callable[..., Any], str] = {
     row_sum: "row", tensor_sum: "tensor", group_sum: "group", total: "all", largest: "all"
 }  # fmt: skip

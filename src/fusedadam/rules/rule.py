@@ -1,4 +1,4 @@
-"""What a rule is: the mathematics of one optimizer, written once and compiled by every backend.
+"""A rule: the mathematics of one optimizer, written once and compiled by every backend.
 
     @rule(scalars=sgd_scalars)
     def sgd(param: Value, grad: Value, momentum: Value, *, lr: Scalar, keep: Scalar, nesterov: Flag) -> Values:
@@ -12,30 +12,29 @@
 
 The contract for authors:
 
-- The signature says what each name is. ``Value``: a role, one element as much as a whole array; ``param`` and
-  ``grad`` first, then the states under their names in ``optimizer.state``. ``Scalar``: one number a parameter
-  and step. ``Flag``: a choice made when the kernel is compiled.
-- The body is assignments of ``+ - * /``, comparisons, numbers, the words of ``fusedadam.rules.ops`` and helper
-  functions that follow these same rules; ``if`` asks flags alone (an elementwise choice is ``where``); the
-  last statement returns the roles to be stored, by name. ``grad`` is never stored.
-- A role that the code does not use under the given flags does not exist then: no memory, no traffic.
-- ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters; everything that
-  is the same for all elements of a parameter belongs there. It is made of ``+ - *``, comparisons, ``beta ** step`` and
-  words (``divide`` for ``/``, ``where`` for ``if``), since a step that only the device knows is a tensor: tracing.py
-  has the reasons. ``row_length`` and ``numel`` are the parameter's own; so is the flag ``matrix``: two dimensions or
-  more.
-- ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may stand wherever a value may:
-  ``stages.py`` divides the rule where it waits for them. What is made of sums and scalars is calculated in float64.
-- ``reports`` names such values, one for each parameter, that can be asked for after a step.
+- The signature gives the kind of each argument. ``Value``: a role, which stands for one element and for the whole
+  array; ``param`` and ``grad`` come first, then the states under their names in ``optimizer.state``. ``Scalar``: one
+  number for each parameter and step. ``Flag``: a choice made when the kernel is compiled.
+- The body assigns expressions of ``+ - * /``, comparisons, numbers, the ops of ``fusedadam.rules.ops`` and calls of
+  helper functions that follow the same rules. ``if`` is for flags only; an elementwise choice is ``where``. The last
+  statement returns the roles to be stored, by name. ``grad`` is never stored.
+- A role that the code does not use under the given flags does not exist then: it takes no memory and no traffic.
+- ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters. Everything that is the
+  same for all elements of a parameter belongs there. It uses ``+ - *``, comparisons, ``beta ** step`` and ops
+  (``divide`` for ``/``, ``where`` for ``if``), because a step count on a device is a tensor: see ``tracing.py``. The
+  scalars ``row_length`` and ``numel`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
+- ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
+  ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64.
+- ``reports`` names values by tensor that can be read after a step.
 
-What breaks the contract is refused when the rule is defined, with the line and what to write instead.
+Code that breaks the contract is refused when the rule is defined, with the line and what to write instead.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -45,16 +44,17 @@ from torch import Tensor
 from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
-from fusedadam.rules.stages import Split, split
+from fusedadam.rules.positions import Position
+from fusedadam.rules.stages import Staged, split
 
-__all__ = ["Flag", "Rule", "RuleError", "Scalar", "Special", "Value", "Values", "rule"]
+__all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
 
 Value: TypeAlias = Any
 Values: TypeAlias = Any
 Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
 
-# Scalars and flags that are a parameter's own, whatever its group says.
+# Scalars and flags that come from the parameter itself, not from its group.
 OWN_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
     "numel": lambda param: param.numel(),
@@ -64,14 +64,14 @@ Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the 
 
 
 @dataclass(frozen=True)
-class Special(Split):
-    """A rule with its flags decided: straight-line source for the backends that compile text, in one stage or more."""
+class SpecializedRule(Staged):
+    """A rule with its flags decided: straight-line code in one stage or more, for the backends to compile."""
 
     rule: Rule
     flags: tuple[tuple[str, bool], ...]
     roles: tuple[str, ...]  # read or written, in the order of the signature
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # roles that are read
+    outputs: tuple[str, ...]  # roles that are written
     scalars: tuple[str, ...]
 
     @property
@@ -84,7 +84,7 @@ class Special(Split):
 
 
 class Rule:
-    """A checked rule. Calling it runs the plain Python function, on anything the words understand."""
+    """A checked rule. Calling it runs the plain Python function, on tensors or numbers."""
 
     def __init__(
         self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
@@ -97,11 +97,11 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
-        self._specials: dict[tuple[bool, ...], Special] = {}
-        self._waits: dict[str, int] = {}  # in which round sums over several parameters come
+        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
+        self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
-        for choice in (False, True):  # the other choices are made when they are first asked for
+        for choice in (False, True):  # other choices of flags are checked when they are first used
             self.special(dict.fromkeys(self.flags, choice))
 
     def _check_scalars(self) -> None:
@@ -120,7 +120,7 @@ class Rule:
 
     @cached_property
     def hyper_parameters(self) -> tuple[str, ...]:
-        """What ``scalars`` asks for beside ``step``."""
+        """The arguments of ``scalars`` without ``step``."""
         return tuple(n for n in inspect.signature(self._scalars).parameters if n != "step")
 
     def scalars(self, step: Any, **options: Any) -> Mapping[str, Any]:
@@ -128,23 +128,27 @@ class Rule:
         return self._scalars(step=Count(step) if isinstance(step, (int, float)) else step, **options)
 
     def scalars_of(self, keys: Sequence[tuple[tuple[Any, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
-        """The scalars of each different (hyper-parameters, step) among the keys, and which of them each key has.
+        """The scalars of each distinct (hyper-parameters, step) among the keys, and for each key their index.
 
-        One at a time, in Python's own float64: numpy's powers depend on the processor, and would end in other bits.
+        They are computed one at a time with Python's floats: the bits of numpy's powers depend on the processor.
         """
         order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
         names = self.hyper_parameters
         scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
         return scalars, [order[key] for key in keys]
 
-    def special(self, flags: Mapping[str, bool], param: Tensor | None = None) -> Special:
-        """``param``: whose own flags count, if it is given."""
+    def special(
+        self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
+    ) -> SpecializedRule:
+        """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
+        that are stored in the last visit of the elements only (see ``stages.py``)."""
         own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
-        key = tuple(bool({**flags, **own}[name]) for name in self.flags)
+        decided = {name: bool({**flags, **own}[name]) for name in self.flags}
+        key = tuple(decided.values()), frozenset(deferred)
         if key not in self._specials:
-            special = _specialise(self, dict(zip(self.flags, key, strict=True)))
+            special = _specialize(self, decided, key[1])
             for shared in special.shared:
-                if self._waits.setdefault(shared.name, shared.position) != shared.position:
+                if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
                     why = f"{special.title}: {shared.name} comes in another round here than under other flags"
                     self._function.fail(self._function.tree, why)
             self._specials[key] = special
@@ -154,20 +158,20 @@ class Rule:
 def rule(
     *, scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Rule]:
-    """Makes a rule of a function; see the module's docstring for what it may say."""
+    """Makes a rule of a function; the module's docstring is the contract."""
     return lambda update: Rule(update, scalars, reports)
 
 
-def _specialise(owner: Rule, flags: dict[str, bool]) -> Special:
+def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> SpecializedRule:
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
-    parts = split(owner._function, lowering, body, owner.roles, outputs, owner.reports)
-    elements = [stage for stage in parts.stages if stage.space == "element"]
+    staged = split(lowering, body, outputs, owner.reports, deferred)
+    elements = [stage for stage in staged.stages if stage.space == "element"]
     read = {name for stage in elements for name in stage.reads}
-    asked = {name for stage in parts.stages for name in (*stage.scalars, *stage.reads)}
-    return Special(
-        **vars(parts),
+    asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}
+    return SpecializedRule(
+        **vars(staged),
         rule=owner,
         flags=tuple(flags.items()),
         roles=tuple(r for r in owner.roles if r in read or r in outputs),

@@ -1,12 +1,12 @@
-"""In which order sums are added: the same on every backend, for any number of threads, so the bits are the same.
+"""The order in which sums are added: the same on every backend, for any number of threads, so the bits are the same.
 
-A sum is made of segments, and a segment of lanes. Within a segment every ``LANES``-th term belongs to the same lane,
-whose terms are added one after the other; the lanes are then added in pairs of neighbours, and so on until one is
-left. The segments' own sums are added in the same way, in float64, with ``UPPER_LANES`` lanes. Lanes without terms
-are zero and change nothing, so whoever has fewer terms than lanes may leave them out.
+A sum is divided into segments, and a segment into lanes. Within a segment every ``LANES``-th term belongs to the same
+lane, and the terms of a lane are added one after the other. The lanes are then added in pairs of neighbours, again and
+again until one is left. The segments' sums are added in the same way, in float64, with ``UPPER_LANES`` lanes. Lanes
+without terms are zero and change nothing, so a backend may leave them out.
 
-Terms by element are added in the dtype that the rule computes in, everything above in float64. This module has the
-definition, for torch tensors; the compiled backends follow it to the bit.
+Terms by element are added in the dtype that the rule computes in, everything above them in float64. This module is the
+definition, for torch tensors; the compiled backends give the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LANES, UPPER_LANES = 256, 1024
-SEGMENT = {"element": 8192, "row": 1024}  # terms of a segment, by what is summed
+SEGMENT = {"element": 8192, "row": 1024}  # terms in a segment, by the space of the terms
 
 
 def segment_sums(terms: Tensor, segment: int, largest: bool = False) -> Tensor:
@@ -36,8 +36,8 @@ def combine(sums: Tensor, largest: bool = False) -> Tensor:
     lanes = sums.new_zeros((*sums.shape[:-1], UPPER_LANES))
     for start in range(0, sums.shape[-1], UPPER_LANES):
         part = sums[..., start : start + UPPER_LANES]
-        mine = lanes[..., : part.shape[-1]]
-        mine.copy_(torch.maximum(mine, part) if largest else mine + part)
+        used = lanes[..., : part.shape[-1]]
+        used.copy_(torch.maximum(used, part) if largest else used + part)
     return _pairs(lanes, largest)
 
 

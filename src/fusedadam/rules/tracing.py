@@ -1,10 +1,10 @@
-"""Are a rule's scalars the same on the host and on a device? Asked when the rule is defined.
+"""Checks, when a rule is defined, that its scalars have the same bits on the host and on a device.
 
-On the host scalars are computed with Python's numbers. Where only the device knows the step (GradScaler, capturable, a
-learning rate on the device) the same function is given tensors. Most of what a number can do a tensor does as well, but
-not all of it: ``if step == 1`` would wait for the device or be refused there, ``math.sqrt`` needs a number, and
-``x / 3`` is rounded otherwise. So the function is run once with ``Traced`` values, which do what both sides do to the
-same bits, and refuse the rest, with what to write instead.
+On the host, scalars are computed with Python's numbers. If only the device knows the step (GradScaler, capturable, a
+learning rate on the device), the same function is given tensors. Tensors do most of what numbers do, but not all:
+``if step == 1`` would wait for the device or fail there, ``math.sqrt`` needs a number, and ``x / 3`` is rounded
+differently. So the function is called once with ``Traced`` values, which allow only what gives the same bits on both
+sides, and refuse everything else with a message that says what to write instead.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-MAY_BE_ON_DEVICE = ("lr", "weight_decay")  # options whose value is not read on the host if it is a tensor elsewhere
+MAY_BE_ON_DEVICE = ("lr", "weight_decay")  # options that are not read on the host if they are tensors on a device
 
 
 class OnDevice:
-    """Something that stands for a tensor, where words are given it."""
+    """An argument of ops that stands for the tensor ``numbers``."""
 
     numbers: Any
 
 
 class NotOnBothSides(TypeError):
-    """The message begins with what was written."""
+    """Scalars that would differ between host and device. The message begins with the code that is refused."""
 
 
 class Traced:
-    """A scalar that is not known yet. ``by_step``: it follows from the step, and is a tensor wherever that is."""
+    """A scalar whose value is not known yet.
+
+    ``by_step``: it is computed from the step, and is a tensor if the step is one. ``is_count``: it is the step itself.
+    ``may_be_tensor``: it may be a tensor even if the step is not.
+    """
 
     __array_ufunc__ = None  # numpy's functions do not take tensors on a device
 
@@ -39,13 +43,13 @@ class Traced:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Traced:
-        """What arithmetic and words make of these."""
+        """The result of an op or of arithmetic on these values."""
         traced = [value for value in values if isinstance(value, Traced)]
         return cls(any(v.by_step for v in traced), may_be_tensor=any(v.may_be_tensor for v in traced))
 
     @classmethod
     def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
-        """where(condition, a, b): either side as it is, unless the choice itself is made on the device."""
+        """where(condition, a, b): a tensor if the condition is one, or if both sides are."""
         result = cls.of([condition, a, b])
         sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
         result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
@@ -143,7 +147,7 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
 
 
 def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """The arguments of each call: a choice (``Literal[...]``) takes each of its values, everything else is traced."""
+    """The arguments of each call: options of type ``Literal[...]`` take each of their values, others are traced."""
     parameters = inspect.signature(scalars).parameters
     names = [name for name, given in parameters.items() if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)]
     try:

@@ -21,6 +21,7 @@ from fusedadam.backends.numba import kernel, sums, threading
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 
 CHUNK = 32768
@@ -28,10 +29,10 @@ SHARE_FROM = 65536  # elements; below, waking a thread takes longer than the wor
 BATCHES = 16  # in which a thread takes its chunks, if all are equally fast
 
 
-def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     stages = {stage.position: _prepare_stage(table, stage) for stage in table.special.stages}
 
-    def runner(position: int) -> Callable[[Sequence[Roles]], None]:
+    def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
         visit, combine = stages[position]
 
         def run(_: Sequence[Roles]) -> None:

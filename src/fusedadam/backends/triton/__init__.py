@@ -24,6 +24,7 @@ from fusedadam.backends.triton import kernel, ops, sums
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
 from fusedadam.tensors.transfer import sent
@@ -56,7 +57,7 @@ Run = Callable[[], None]
 Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 
-def prepare(table: LaunchTable) -> dict[int, Callable[[Sequence[Roles]], None]]:
+def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     chunks: Chunks = {}
     runs = {
         stage.position: [

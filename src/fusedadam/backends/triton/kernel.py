@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusedadam.generated import indented
+from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import SEGMENT
 
@@ -83,7 +84,7 @@ class _Writer:
             f"_scale = tl.load(grad_scale).to({TYPES[self.compute]})",
         ]
         # backwards, if this is not the first visit: what was visited last is still in the cache
-        chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position else "tl.program_id(0)"
+        chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position > START else "tl.program_id(0)"
         return [
             *(stop_at_inf if self.scaled else []),
             f"_chunk = {chunk}",

@@ -1,0 +1,248 @@
+"""Where each value of a rule is computed: its space (element, row or tensor) and its position.
+
+A rule reads as if a sum were just another value, but a sum is known only when every element has been visited. So each
+value is placed at the first position of its space at which everything it needs is known. What is by row or by tensor in
+an expression by element becomes a value of its own: it is computed once, in float64. Names that are assigned more than
+once get a version for each assignment.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusedadam.rules.lowering import RESERVED, Lowering, SumCall
+from fusedadam.rules.ops import SUMS, largest, row_sum
+from fusedadam.rules.positions import START, Position
+
+FINENESS = {"element": 2, "row": 1, "tensor": 0, None: -1}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """``name`` is the sum (or the largest) of ``term``, which is known at ``position``, over each row, tensor, ..."""
+
+    name: str
+    term: str
+    of: str  # the term's space
+    over: str
+    position: Position
+    largest: bool
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value's place. Space None: it is made of scalars and numbers alone, and known anywhere."""
+
+    space: str | None = None
+    position: Position = START
+    is_condition: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    targets: tuple[str, ...]
+    value: ast.expr
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All values that are needed for what is stored and reported, in the order of the rule."""
+
+    roles: Sequence[str]
+    values: Mapping[str, Placed]
+    statements: Sequence[Statement]
+    computed_by: Mapping[str, Statement]  # of all values but roles, scalars and sums
+    sums: Sequence[Sum]
+    stored: Mapping[str, str]  # value -> the role that it is stored as
+    reports: Mapping[str, str]  # name of the report -> value
+
+
+def place(lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str]) -> Placement:
+    """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
+    placer = _Placer(lowering)
+    for statement in body:
+        assert isinstance(statement, ast.Assign)
+        placer.assign(statement.targets[0], statement.value)
+    final = {placer.current[role]: role for role in stored}
+    reported = {name: placer.current[name] for name in reports if name in placer.current}
+    for name, value in reported.items():
+        if placer.values[value].space != "tensor":
+            lowering.source.fail(
+                lowering.source.tree, f"`{name}` cannot be reported: it has not one value for each tensor"
+            )
+    return _as_late_as_possible(placer.needed_for(final, reported))
+
+
+def reachable(goals: Iterable[str], reads: Callable[[str], Iterable[str]]) -> set[str]:
+    """The goals, what they read, what that reads, and so on."""
+    found: set[str] = set()
+    todo = list(goals)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += reads(name)
+    return found
+
+
+def calls(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+class _Placer:
+    """Places the values of one statement after the other."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        kinds = lowering.source.kinds
+        scalars, self.roles = ([n for n, k in kinds.items() if k == kind] for kind in ("Scalar", "Value"))
+        self.sum_calls = lowering.sums
+        self.by_rows = any(one.op is row_sum for one in lowering.sums.values())
+        self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
+        self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
+        self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in self.roles}
+        self.current: dict[str, str] = {}  # which version of a name is the present one
+        self.statements: list[Statement] = []
+        self.computed_by: dict[str, Statement] = {}
+        self.sums: dict[str, Sum] = {}
+
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
+        names = [n.id for n in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(n, ast.Name)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            versions = [self.assign_one(name, *self.expression(v)) for name, v in zip(names, value.elts, strict=True)]
+        elif len(names) == 1:
+            versions = [self.assign_one(names[0], *self.expression(value))]
+        else:
+            versions = list(self.define(names, *self.expression(value)))
+        self.current.update(zip(names, versions, strict=True))
+
+    def assign_one(self, name: str, value: ast.expr, placed: Placed) -> str:
+        if isinstance(value, ast.Name) and name not in self.roles:
+            return value.id  # only another name for it
+        return self.define([name], value, placed)[0]
+
+    def define(self, names: Iterable[str], value: ast.expr, placed: Placed) -> tuple[str, ...]:
+        targets = tuple(self.version(name) for name in names)
+        reads = tuple(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in self.values)
+        statement = Statement(targets, value, reads)
+        self.statements.append(statement)
+        self.values |= dict.fromkeys(targets, placed)
+        self.computed_by |= dict.fromkeys(targets, statement)
+        return targets
+
+    def version(self, name: str) -> str:
+        name = name.rpartition(".")[2]  # without the scope of an inlined helper
+        candidates = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
+        return next(v for v in candidates if v not in self.values and v not in self.taken)
+
+    def expression(self, node: ast.expr) -> tuple[ast.expr, Placed]:
+        if isinstance(node, ast.Name):
+            name = self.current.get(node.id, node.id)
+            return ast.Name(name), self.values[name]
+        if isinstance(node, ast.Constant):
+            return node, Placed()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.sum_calls:
+            return self.sum(node.func.id, self.sum_calls[node.func.id], *self.expression(node.args[0]))
+        operands, places = zip(*map(self.expression, _operands(node)), strict=True)
+        space = max((placed.space for placed in places), key=FINENESS.__getitem__)
+        # what is by row or tensor in an expression by element is computed by itself, once, in float64
+        named = [
+            self.named(operand, placed) if placed.space not in (None, space) else operand
+            for operand, placed in zip(operands, places, strict=True)
+        ]
+        position = max(placed.position for placed in places)
+        position = position if space is None else position.first_in(space)
+        return _with_operands(node, named), Placed(space, position, self.is_condition(node, places))
+
+    def is_condition(self, node: ast.expr, operands: Sequence[Placed]) -> bool:
+        if isinstance(node, ast.Compare) or any(calls(node, name) for name in self.conditions):
+            return True
+        chosen = operands[1:] if calls(node, "where") else operands  # where(condition, a, b) is what a and b are
+        return (isinstance(node, ast.BinOp) or calls(node, "where")) and all(one.is_condition for one in chosen)
+
+    def named(self, value: ast.expr, placed: Placed) -> ast.Name:
+        return value if isinstance(value, ast.Name) else ast.Name(self.define(["value"], value, placed)[0])
+
+    def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
+        over = SUMS[written.op]
+        if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
+            code = ast.unparse(written.node)
+            written.source.fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
+        if over in ("group", "all") and placed.space != "tensor":
+            term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
+        return self.sum_over(over, name, term, placed, written.op is largest)
+
+    def sum_over(
+        self, over: str, name: str, term: ast.expr, placed: Placed, is_largest: bool
+    ) -> tuple[ast.expr, Placed]:
+        if over == "tensor" and placed.space == "element" and self.by_rows:
+            term, placed = self.sum_over("row", f"{name}_row", term, placed, is_largest)
+        assert placed.space is not None
+        for same in self.sums.values():
+            if isinstance(term, ast.Name) and (same.term, same.over, same.largest) == (term.id, over, is_largest):
+                return ast.Name(same.name), self.values[same.name]
+        self.sums[name] = Sum(name, self.named(term, placed).id, placed.space, over, placed.position, is_largest)
+        space = over if over in FINENESS else "tensor"
+        self.values[name] = Placed(space, placed.position.next.first_in(space))
+        return ast.Name(name), self.values[name]
+
+    def needed_for(self, stored: Mapping[str, str], reports: Mapping[str, str]) -> Placement:
+        def reads(name: str) -> Sequence[str]:
+            if name in self.sums:
+                return [self.sums[name].term]
+            return self.computed_by[name].reads if name in self.computed_by else ()
+
+        needed = reachable([*stored, *reports.values()], reads)
+        return Placement(
+            roles=self.roles,
+            values={name: placed for name, placed in self.values.items() if name in needed},
+            statements=[s for s in self.statements if needed & set(s.targets)],
+            computed_by={name: statement for name, statement in self.computed_by.items() if name in needed},
+            sums=[one for one in self.sums.values() if one.name in needed],
+            stored=stored,
+            reports=reports,
+        )
+
+
+def _as_late_as_possible(placement: Placement) -> Placement:
+    """Sums are taken just before they are needed: in a round that visits the same roles anyway."""
+    values, sums = dict(placement.values), {one.name: one for one in placement.sums}
+    for one in reversed([one for one in placement.sums if one.over in FINENESS]):
+        needed_at = [
+            values[n].position for n, statement in placement.computed_by.items() if one.name in statement.reads
+        ]
+        needed_at += [other.position for other in sums.values() if other.term == one.name]
+        if needed_at:
+            later = [p for p in one.position.until(min(needed_at)) if p.phase.space == one.of]
+            position = max(later, default=one.position)
+            sums[one.name] = replace(one, position=position)
+            values[one.name] = replace(values[one.name], position=position.next.first_in(one.over))
+    return replace(placement, values=values, sums=list(sums.values()))
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.UnaryOp):
+        return [node.operand]
+    if isinstance(node, ast.Compare):
+        return [node.left, node.comparators[0]]
+    if isinstance(node, ast.Call):
+        return node.args
+    assert isinstance(node, ast.Tuple)
+    return node.elts
+
+
+def _with_operands(node: ast.expr, operands: Sequence[ast.expr]) -> ast.expr:
+    if isinstance(node, ast.BinOp):
+        return ast.BinOp(operands[0], node.op, operands[1])
+    if isinstance(node, ast.UnaryOp):
+        return ast.UnaryOp(node.op, operands[0])
+    if isinstance(node, ast.Compare):
+        return ast.Compare(operands[0], node.ops, [operands[1]])
+    if isinstance(node, ast.Call):
+        return ast.Call(node.func, list(operands), [])
+    return ast.Tuple(list(operands))

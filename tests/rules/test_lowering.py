@@ -1,0 +1,289 @@
+"""What a rule and its helpers may say, and what is refused, with the line and what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam.rules.ops import maximum, row_sum, sqrt, tensor_sum, total
+from fusedadam.rules.rule import Flag, RuleError, Scalar, Value, Values, rule
+from tests.support import F32, F64, Case, apply, assert_same_bits, draw
+
+
+def no_scalars(step):
+    return {}
+
+
+def some_scalars(step):
+    return dict.fromkeys(("s", "t"), 1.0)
+
+
+def bad_in_place(param: Value, grad: Value) -> Values:
+    param -= grad
+    return param
+
+
+def bad_if(param: Value, grad: Value) -> Values:
+    if grad > 0:
+        param = param - grad
+    return param
+
+
+def bad_power(param: Value, grad: Value) -> Values:
+    param = param - grad**2
+    return param
+
+
+def bad_word(param: Value, grad: Value) -> Values:
+    param = torch.exp(grad)
+    return param
+
+
+def bad_loop(param: Value, grad: Value) -> Values:
+    for _ in range(3):
+        param = param - grad
+    return param
+
+
+def bad_name(param: Value, grad: Value) -> Values:
+    param = param - nowhere  # noqa: F821
+    return param
+
+
+def bad_return(param: Value, grad: Value) -> Values:
+    return param - grad
+
+
+def bad_grad(param: Value, grad: Value) -> Values:
+    grad = -grad
+    return param, grad
+
+
+def bad_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
+    s = s + s
+    param = param - s
+    return param
+
+
+def bad_flag(param: Value, grad: Value, *, f: Flag) -> Values:
+    param = param - f
+    return param
+
+
+def bad_annotation(param: Value, grad) -> Values:
+    return param
+
+
+def bad_roles(weight: Value, grad: Value) -> Values:
+    return weight
+
+
+def bad_keyword(param: Value, grad: Value) -> Values:
+    param = maximum(param, b=grad)
+    return param
+
+
+def bad_unassigned(param: Value, grad: Value, *, f: Flag) -> Values:
+    if f:
+        x = grad
+    param = param - x
+    return param
+
+
+def bad_argument(param: Value, grad: Value, table: Value) -> Values:
+    return param
+
+
+def bad_word_argument(param: Value, grad: Value, *, word: Scalar) -> Values:
+    param = param - word * grad
+    return param
+
+
+def bad_local(param: Value, grad: Value) -> Values:
+    divide = param
+    param = divide
+    return param
+
+
+def bad_string(param: Value, grad: Value) -> Values:
+    param = "param"
+    return param
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (bad_in_place, "write `x = x + y`"),
+        (bad_if, "where("),
+        (bad_power, "powers belong in scalars"),
+        (bad_word, "neither an op"),
+        (bad_loop, "only assignments"),
+        (bad_name, "`nowhere` is not known"),
+        (bad_return, "return roles by name"),
+        (bad_grad, "`grad` belongs to the user"),
+        (bad_scalar, "`s` is a scalar"),
+        (bad_flag, "ask it with `if`"),
+        (bad_annotation, "say what `grad` is"),
+        (bad_roles, "`param: Value, grad: Value`"),
+        (bad_keyword, "by position"),
+        (bad_unassigned, "`x` is not known"),
+        (bad_string, "not a number"),
+        (bad_argument, "`table` is a name that kernels use"),
+        (bad_word_argument, "`word` is a name that kernels use"),
+        (bad_local, "`divide` is taken"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_refused_with_the_line_and_what_to_write_instead(function, says):
+    with pytest.raises(RuleError) as caught:
+        rule(scalars=some_scalars)(function)
+    assert says in str(caught.value)
+    assert f"{function.__name__} ({__file__}:" in str(caught.value)
+    line = int(str(caught.value).split(f"{__file__}:")[1].split(")")[0])
+    assert function.__code__.co_firstlineno <= line <= function.__code__.co_firstlineno + 4
+
+
+def test_a_closure_is_refused():
+    factor = 2.0
+
+    def closes(param: Value, grad: Value) -> Values:
+        param = param - factor * grad
+        return param
+
+    with pytest.raises(RuleError, match="closes over factor"):
+        rule(scalars=no_scalars)(closes)
+
+
+def test_a_rule_without_source_is_refused():
+    namespace = {"Value": Value}
+    exec("def made_up(param: Value, grad: Value):\n    return param", namespace)
+    with pytest.raises(RuleError, match="in a file or a notebook cell"):
+        rule(scalars=no_scalars)(namespace["made_up"])
+
+
+# helpers that sum
+
+
+def root_of_squares(x):
+    squares = x * x
+    return sqrt(tensor_sum(squares))
+
+
+def normalised(x, eps):
+    norm = root_of_squares(x) + eps
+    return x / norm, norm
+
+
+def at_least_zero(x):
+    return maximum(x, 0.0)
+
+
+def growth_of_rows(x):
+    x = row_sum(x)
+    return total(at_least_zero(x))
+
+
+@rule(scalars=some_scalars, reports=("norm", "rows"))
+def with_helpers(param: Value, grad: Value, state: Value, *, s: Scalar, f: Flag) -> Values:
+    """The same helper twice, one within another, and names that they and the rule have in common."""
+    x, squares = grad, s
+    if f:
+        x, norm = normalised(x, s)  # noqa: RUF059  it is reported
+    state = state + root_of_squares(state) * x
+    rows = growth_of_rows(state)
+    param = param - squares * x * root_of_squares(param) / rows
+    return param, state
+
+
+@rule(scalars=some_scalars, reports=("norm", "rows"))
+def written_out(param: Value, grad: Value, state: Value, *, s: Scalar, f: Flag) -> Values:
+    x = grad
+    if f:
+        norm = sqrt(tensor_sum(grad * grad)) + s
+        x = grad / norm
+    state = state + sqrt(tensor_sum(state * state)) * x
+    rows = total(maximum(row_sum(state), 0.0))
+    param = param - s * x * sqrt(tensor_sum(param * param)) / rows
+    return param, state
+
+
+@pytest.mark.parametrize("f", [True, False])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_a_helper_that_sums_is_as_if_it_were_written_out(f, dtype):
+    roles = draw(Case(with_helpers, {"f": f}, {}), [(5, 7), (3, 300), (6,)], [dtype])
+    for place in (("cpu", "eager"), ("cpu", "numba")):
+        results = [apply(Case(one, {"f": f}, {}), roles, place) for one in (with_helpers, written_out)]
+        assert_same_bits(*results)
+    plain = with_helpers(*(roles[0][r].double() for r in ("param", "grad", "state")), s=1.0, f=f)
+    (alone,) = apply(Case(with_helpers, {"f": f}, {}), roles[:1], ("cpu", "eager"))
+    torch.testing.assert_close(alone["param"].double(), plain[0], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_helpers_have_names_of_their_own_and_the_same_under_all_flags():
+    on, off = (with_helpers.special({"f": f}) for f in (True, False))
+    names = [[one.name for stage in special.stages for one in stage.sums] for special in (on, off)]
+    assert len(set(names[0])) == len(names[0])
+    assert set(names[1]) < set(names[0])
+    assert [one.name for one in on.shared] == [one.name for one in off.shared]
+
+
+def bad_helper_of_scalars(s):
+    return tensor_sum(s)
+
+
+def bad_helper_of_two(x):
+    y = tensor_sum(x, x)
+    return y
+
+
+def bad_helper_in_place(x):
+    x += tensor_sum(x)
+    return x
+
+
+def sum_of_a_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
+    param = param * bad_helper_of_scalars(s)
+    return param
+
+
+def two_arguments(param: Value, grad: Value) -> Values:
+    param = param * bad_helper_of_two(grad)
+    return param
+
+
+def in_place(param: Value, grad: Value) -> Values:
+    param = param * bad_helper_in_place(grad)
+    return param
+
+
+@pytest.mark.parametrize(
+    ("function", "helper", "says"),
+    [
+        (sum_of_a_scalar, bad_helper_of_scalars, "nothing to sum"),
+        (two_arguments, bad_helper_of_two, "one argument"),
+        (in_place, bad_helper_in_place, "write `x = x + y`"),
+    ],
+)
+def test_an_error_in_a_helper_points_at_its_own_line(function, helper, says):
+    with pytest.raises(RuleError) as caught:
+        rule(scalars=some_scalars)(function)
+    assert says in str(caught.value)
+    assert f"{helper.__name__} ({__file__}:{helper.__code__.co_firstlineno + 1})" in str(caught.value)
+
+
+def too_few(param: Value, grad: Value) -> Values:
+    param, _grad = normalised(grad)
+    return param
+
+
+def too_many_names(param: Value, grad: Value, *, s: Scalar) -> Values:
+    param, a, b = normalised(grad, s)  # noqa: RUF059
+    return param
+
+
+@pytest.mark.parametrize(
+    ("function", "says"), [(too_few, "arguments are x, eps"), (too_many_names, "3 names for 2 values")]
+)
+def test_arguments_and_results_of_a_helper_are_counted(function, says):
+    with pytest.raises(RuleError, match=says):
+        rule(scalars=some_scalars)(function)
