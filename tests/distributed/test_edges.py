@@ -1,4 +1,4 @@
-"""Shapes and layouts at the edge: uneven and empty parts, dimensions smaller than the world, several meshes."""
+"""Edge cases of shapes and layouts: uneven and empty shards, dimensions smaller than the world, several meshes."""
 
 from __future__ import annotations
 
