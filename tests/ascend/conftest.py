@@ -1,8 +1,8 @@
-"""Where the operators run: they take no ``backend``, so these tests choose it for them."""
+"""Installs, and chooses backends for the operators, which take no ``backend``."""
 
 import pytest
 
-from fusedadam import backends
+from fusedadam import ascend, backends
 from tests.support import PLACES
 
 
@@ -23,3 +23,16 @@ def place(request, monkeypatch):
 @pytest.fixture
 def device(place):
     return place[0]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kind(request):
+    """Installs; what "npu" means."""
+    with ascend.install(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def cpu():
+    with ascend.install("cpu"):
+        yield

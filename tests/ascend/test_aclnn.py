@@ -1,6 +1,6 @@
-"""CANN's two-phase call: what the first phase checks the second runs, once; both give a status and never raise.
+"""CANN's two-phase call: the first phase checks, the second runs once; both return a status and never raise.
 
-What the first phase refuses is in test_refusals.py, with the refusals of the operators.
+test_operators_errors.py has the errors of the first phase, together with those of the operators.
 """
 
 from __future__ import annotations

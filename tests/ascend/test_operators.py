@@ -1,4 +1,4 @@
-"""What MindSpeed's operators compute, against their pages written out by hand."""
+"""MindSpeed's operators, against the formulas of their pages written out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_npu's and MindSpeed's optimizers: their arguments, their methods, and the results of ours."""
+"""torch_npu's and MindSpeed's optimizers: their arguments and methods, with the results of our optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m fusedadam run SCRIPT` beside `python SCRIPT`: a script that needs no NPU cannot tell them apart."""
+"""`python -m fusedadam run SCRIPT` behaves like `python SCRIPT`, as far as the script and its user can see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts written for Ascend, run as they are: the values that they print are those of the formulas."""
+"""Scripts written for Ascend run unmodified, and print the values of the formulas."""
 
 from __future__ import annotations
 

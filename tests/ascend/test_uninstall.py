@@ -1,4 +1,4 @@
-"""After uninstalling torch is as it was, however that came about; and an install that fails leaves nothing behind."""
+"""Uninstalling restores torch in every situation, and an installation that fails leaves nothing behind."""
 
 import importlib
 import io

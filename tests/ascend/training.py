@@ -1,4 +1,4 @@
-"""Parameters, and training them with gradients that are the same every time."""
+"""Parameters, and training them with reproducible gradients."""
 
 from __future__ import annotations
 

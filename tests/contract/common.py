@@ -1,4 +1,4 @@
-"""Every optimizer, parameters, training with gradients that are the same each time, and comparing to the bit."""
+"""Every optimizer, parameters, training with reproducible gradients, and comparison to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.amp on a CPU, and the scalars that a device makes for itself: the bits of a plain step on the host."""
+"""torch.amp on a CPU, and scalars that a device computes: the same bits as a plain step on the host."""
 
 from __future__ import annotations
 

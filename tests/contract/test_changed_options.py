@@ -1,4 +1,4 @@
-"""Options changed in param_groups after construction are checked when they have changed, before anything is written."""
+"""Options changed in param_groups are checked by the next step, before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile of a whole training step: the optimizer is one break in the graph, and nothing is compiled twice."""
+"""torch.compile of a whole training step: the optimizer is one graph break, and nothing is compiled twice."""
 
 from __future__ import annotations
 

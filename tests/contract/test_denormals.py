@@ -1,4 +1,4 @@
-"""torch.set_flush_denormal(True) reaches some threads and not others: no result may depend on it."""
+"""torch.set_flush_denormal(True) affects some threads only: no result may depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ema_state_dict: entries are recognized by their tensors, and every average is placed, or it raises."""
+"""ema_state_dict identifies entries by their tensors, and places every average or raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients whose memory does not hold their values: negated views, zeros without memory, storages that shrank."""
+"""Gradients whose memory does not hold their values: negated views, ZeroTensors, storages that shrank."""
 
 from __future__ import annotations
 

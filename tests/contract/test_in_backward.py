@@ -1,4 +1,4 @@
-"""Stepping during backward: the bits of ``step()``, with hardly a gradient alive at any time."""
+"""Stepping in backward: the bits of ``step()``, with few gradients alive at any time."""
 
 from __future__ import annotations
 

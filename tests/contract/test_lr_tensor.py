@@ -1,4 +1,4 @@
-"""A learning rate as a tensor, and every scheduler of torch's: the same bits as numbers that are set by hand."""
+"""A learning rate as a tensor, and every scheduler of torch: the same bits as numbers set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people give by mistake: one plain sentence says what was given and what is wanted."""
+"""Common mistakes: the error says in one plain sentence what was passed and what is expected."""
 
 from __future__ import annotations
 

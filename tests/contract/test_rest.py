@@ -1,4 +1,4 @@
-"""What else a script may do with an optimizer of torch.optim, for every optimizer here."""
+"""Everything else that a script may do with a torch.optim optimizer, for every optimizer here."""
 
 from __future__ import annotations
 

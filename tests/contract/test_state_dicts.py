@@ -1,4 +1,4 @@
-"""State dicts, from wherever they come: the training goes on as the original would, or nothing at all is loaded."""
+"""State dicts from any source: training continues as the original would, or nothing is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads, forked children, many processes at once, and processes that are killed: always the same bits."""
+"""Threads, forked children, many processes at once, and killed processes: always the same bits."""
 
 from __future__ import annotations
 

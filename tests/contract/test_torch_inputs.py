@@ -1,6 +1,6 @@
-"""PyTorch's own table of inputs for its optimizer tests: what it lists for Adam and AdamW runs here as it does there.
+"""PyTorch's own inputs for its optimizer tests: those for Adam and AdamW run here as they do in PyTorch.
 
-What cannot apply is named below with its reason, and a new input in a later torch is either run or fails a test.
+Inputs that cannot apply are named below, with the reason. A new input in a later torch is run, or fails a test.
 """
 
 from __future__ import annotations

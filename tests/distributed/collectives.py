@@ -1,4 +1,4 @@
-"""Which operations between processes there are, and how many bytes each process contributes to them."""
+"""Counts the collectives of a function, and the bytes that each process contributes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""examples/fsdp2.py, disturbed: `torchrun disturbed.py FOLDER DISTURBANCE ...` with the example's own arguments.
+"""Runs examples/fsdp2.py and disturbs it: `torchrun disturbed.py FOLDER DISTURBANCE ...`, then the example's arguments.
 
-A disturbance leaves a mark in FOLDER, and does not come again.
+A disturbance leaves a file in FOLDER, so that it happens only once.
 """
 
 from __future__ import annotations

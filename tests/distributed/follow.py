@@ -1,4 +1,4 @@
-"""The steps of one process once more, on parameters that are divided, and whether they come to the same."""
+"""Repeats the steps of one process on sharded parameters, and compares the results."""
 
 from __future__ import annotations
 

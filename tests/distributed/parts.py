@@ -1,4 +1,4 @@
-"""Which part of a tensor a process holds, written out by hand, and parameters that are divided so.
+"""The local shard of a tensor, computed by hand, and parameters that are sharded accordingly.
 
 Runs inside the processes of a world.
 """

@@ -1,6 +1,6 @@
-"""Imported once, by the server that the processes of worlds are forked from: all that takes long to import or prepare.
+"""Imported once by the server from which worlds are forked: everything that is slow to import or prepare.
 
-No thread may be running when they are forked, so there is only one.
+No other thread may run while processes are forked, so torch gets only one.
 """
 
 import os

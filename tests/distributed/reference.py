@@ -1,6 +1,6 @@
-"""What one process computes, once for all worlds: where parameters begin, each step's gradients, and the results.
+"""The results of one process, for all worlds: initial parameters, the gradients of each step, and final parameters.
 
-Gradients for AdamP are made to measure: their cosines are far from the threshold, and each parameter is projected by
+Gradients for AdamP are constructed: their cosines are far from the threshold, and each parameter is projected by
 channel, by layer and not at all.
 """
 

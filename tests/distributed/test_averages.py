@@ -1,4 +1,4 @@
-"""EmaAdamW's averages on models that are divided: each process keeps its part, and evaluates with all of them."""
+"""EmaAdamW's averages of sharded models: each process keeps its shard, and evaluates with the whole average."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with real gradients, which are added up in another order than in one process: the same but for rounding."""
+"""Training with real gradients, which are reduced in another order than in one process: equal up to rounding."""
 
 from __future__ import annotations
 

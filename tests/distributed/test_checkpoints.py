@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with models that FSDP2 divides: what is saved comes back to the bit, in any world."""
+"""torch.distributed.checkpoint with FSDP2: a checkpoint is restored to the bit, for any number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms are those of the whole gradients, on every process, as torch takes them of gradients that are not divided."""
+"""Norms are those of the whole gradients, on every process, and equal torch's norms of unsharded gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often processes speak with each other in a step, and how many bytes each contributes: counted, not estimated."""
+"""How many collectives a step runs, and how many bytes each process contributes: counted, not estimated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps on divided parameters cost: nothing that grows, and little more than steps on plain tensors."""
+"""The cost of steps on sharded parameters: it does not grow, and is close to that of plain tensors."""
 
 from __future__ import annotations
 

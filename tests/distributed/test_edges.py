@@ -1,4 +1,4 @@
-"""Shapes and layouts at the edge: uneven and empty parts, dimensions smaller than the world, several meshes."""
+"""Edge cases of shapes and layouts: uneven and empty shards, dimensions smaller than the world, several meshes."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_rules_without_rows_take_any_strides(four, optimizer):
 def refuse_partial() -> None:
     param = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh_of(2), [Partial()], run_check=False))
     param.grad = torch.ones_like(param)
-    with pytest.raises(RuntimeError, match=r"Partial placement, and so no value yet; .redistribute\(\) it"):
+    with pytest.raises(RuntimeError, match=r"Partial placement, which has no value yet; .redistribute\(\) it"):
         fusedadam.AdamW([param]).step()
 
 

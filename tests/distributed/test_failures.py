@@ -1,4 +1,4 @@
-"""When a process fails in the middle of a step, the others end with an error, soon, and never wait for ever."""
+"""If a process fails during a step, the others soon raise, and do not hang."""
 
 from __future__ import annotations
 

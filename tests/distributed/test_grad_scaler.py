@@ -1,4 +1,4 @@
-"""GradScaler: an infinity on one process makes all of them skip the step, those that have parts of the same model."""
+"""GradScaler: an infinity on one process makes all processes that have shards of the same model skip the step."""
 
 from __future__ import annotations
 

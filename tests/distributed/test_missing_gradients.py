@@ -1,6 +1,6 @@
-"""Gradients that are there on some processes only: all take part in every sum, and nobody waits in vain.
+"""Gradients that only some processes have: all processes take part in every all-reduce, and none hangs.
 
-Where a gradient is missing nothing is updated, and nothing is added to sums.
+A process without a gradient updates nothing and adds nothing to sums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""examples/fsdp2.py is killed, stopped and started again: it ends with the bits of the run that nothing disturbed."""
+"""examples/fsdp2.py is killed, stopped and restarted: it ends with the bits of an undisturbed run."""
 
 from __future__ import annotations
 

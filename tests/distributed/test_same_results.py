@@ -1,7 +1,7 @@
-"""Parameters that are divided among processes end as in one process, given the same gradients.
+"""Sharded parameters get the same results as in one process, given the same gradients.
 
-Rules that work element by element give the same bits. Sums are added in another order when they are divided, so rules
-that sum give what they give in one process but for the rounding of those sums.
+Element-wise rules give the same bits. Sums over shards are added in another order, so rules that sum give the same
+results up to the rounding of these sums.
 """
 
 from __future__ import annotations

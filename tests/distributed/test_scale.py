@@ -1,5 +1,5 @@
-"""docs/scale.md: its tables are what benchmarks/scale.py prints, its formula is what real process groups send, and its
-code runs."""
+"""docs/scale.md: benchmarks/scale.py prints its tables, real process groups send what its formula says, and its code
+runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes about divided tensors between steps is noticed, by the compiled look at them and by the plain one."""
+"""Changes of sharded tensors between steps are detected, by the compiled snapshot loop and by the Python one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""State dicts, pickles and copies of optimizers whose parameters are divided.
+"""State dicts, pickles and copies of optimizers with sharded parameters.
 
-A state dict may be whole, as one process saves it, or divided, in the same way as the parameters or in another.
+A state dict may be whole, as one process saves it, or sharded, in the same way as the parameters or in another.
 """
 
 from __future__ import annotations

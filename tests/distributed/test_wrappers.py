@@ -1,4 +1,4 @@
-"""torch's other ways to train on several devices: DDP, ZeRO, FSDP's first version; and stepping in backward."""
+"""torch's other wrappers for several devices: DDP, ZeRO, FSDP1; and stepping in backward."""
 
 from __future__ import annotations
 

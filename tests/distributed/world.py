@@ -1,7 +1,7 @@
-"""Real process groups (gloo) for tests: processes that stay, and run one function after the other together.
+"""Process groups (gloo) for tests: persistent processes that run one function after another together.
 
-They are forked from a server that has imported torch once, so a world of four begins in a fraction of a second, and one
-that was broken by a test that failed costs the next test nothing.
+They are forked from a server that has imported torch once, so a world of four starts in a fraction of a second. If a
+failed test breaks a world, the next test gets a new one at no cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an optimizer that was interrupted is in a state that can be gone on from."""
+"""Checks that training can continue from the state of an interrupted optimizer."""
 
 from __future__ import annotations
 

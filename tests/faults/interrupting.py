@@ -1,4 +1,4 @@
-"""Raises an exception at a chosen line of the package, as Ctrl-C or an exhausted memory may at any of them."""
+"""Raises an exception at a chosen line of the package, as Ctrl-C or a lack of memory can at any line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process in which other threads disturb a step: `python -m tests.faults.racing RACE BACKEND SECONDS`.
 
-It exits with 0 if nothing was raised that may not be, and all values are plausible. Gradients are between -1 and 1, so
-that first moments must be, too, and second moments between 0 and 1: memory that belongs to others soon shows.
+It exits with 0 if nothing unexpected was raised and all values are plausible. Gradients are between -1 and 1, so first
+moments must be, too, and second moments between 0 and 1: foreign memory soon shows.
 """
 
 from __future__ import annotations

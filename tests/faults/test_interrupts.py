@@ -1,13 +1,13 @@
-"""Ctrl-C, and memory that runs out, in the middle of a step: values stay consistent, and the optimizer usable.
+"""Ctrl-C and a lack of memory during a step: values stay consistent, and the optimizer stays usable.
 
 The promise. An exception may end a step at any point.
 
 - If the step has not been counted, no parameter, moment or average has changed. (States that were missing may have been
   created, with their initial values.)
-- If it has been counted, it has been so for all parameters, and each tensor holds its old or its new value. A compiled
-  kernel runs to its end: where an optimizer needs only one (no norms, no gaps in the tensors), all tensors of one
-  device and mix of dtypes are old, or all are new.
-- Either way the next step does what a new optimizer would do that loads the state dict.
+- If it has been counted, then for all parameters, and each tensor holds its old or its new value. A compiled kernel
+  always finishes: where an optimizer needs only one (no norms, no gaps in the tensors), all tensors of one device and
+  mix of dtypes are old, or all are new.
+- Either way, the next step does the same as that of a new optimizer which loads the state dict.
 - The step that failed keeps no gradients alive.
 """
 

@@ -1,8 +1,8 @@
-"""Ctrl-C, and memory that runs out, in whatever is not a step: clipping, operators, backward, loading, averages.
+"""Ctrl-C and a lack of memory outside steps: clipping, operators, backward, loading, averages.
 
 The promise. Clipping and the operators leave every tensor with its old or its new value, and the next call works.
-Stepping in backward leaves every parameter with its states old or new; after zero_grad() and step() the next iteration
-works. Loading a state dict and adding a group happen as a whole, or not at all.
+Stepping in backward leaves every parameter and its states old or new; after zero_grad() and step() the next iteration
+works. Loading a state dict and adding a group happen completely or not at all.
 """
 
 from __future__ import annotations

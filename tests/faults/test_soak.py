@@ -1,4 +1,4 @@
-"""A short run of benchmarks/soak.py: it passes as things are, and sees every kind of leak and a wrong result."""
+"""A short run of benchmarks/soak.py: it passes, and detects every kind of leak and a wrong result."""
 
 from __future__ import annotations
 

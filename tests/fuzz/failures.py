@@ -1,4 +1,4 @@
-"""Refused and interrupted steps change nothing, and do not affect the next one."""
+"""Steps that raise or are interrupted change nothing, and do not affect the next one."""
 
 from __future__ import annotations
 

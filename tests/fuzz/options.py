@@ -1,7 +1,7 @@
-"""The optimizers, the options that they may be given or changed to, and those that must be refused.
+"""The optimizers, their valid options, and options for which they must raise.
 
-Numba compiles kernels for each combination of flags and dtypes, so there both come from short lists in which every flag
-occurs. The eager backend compiles nothing, and gets all combinations.
+Numba compiles a kernel for each combination of flags and dtypes, so there both come from short lists in which every
+flag occurs. The eager backend compiles nothing, and gets all combinations.
 """
 
 from __future__ import annotations

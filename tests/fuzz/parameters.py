@@ -1,4 +1,4 @@
-"""Parameters and states that are replaced, moved or relaid between steps."""
+"""Parameters and states that are replaced, moved or given another layout between steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One step in float64, by torch.optim, by the adamp package or by hand: no code is shared with the optimizers.
 
-The reference keeps nothing from step to step. It starts from what was stored before the step, so rounding errors do not
-add up, and its result can be compared to the last bit or two.
+The reference keeps nothing from step to step. It starts from the values stored before the step, so rounding errors do
+not accumulate, and its result can be compared to the last bit or two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Random programs against the references, the same ones each time.
+"""Random programs against the references, the same programs in every run.
 
-About a minute in all; two minutes where the kernels are not in the cache yet.
+They take about a minute; two minutes if the kernels are not in the cache yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Damaged, foreign and unwritable cache files: they cost a compilation, never a step and never a wrong result.
 
-Most tests reload one small kernel in this process, which counts as a new process to the cache. Those that start real
+Most tests reload one small kernel in this process, as if in a new process (one_kernel.py). The tests that start real
 processes check what a user sees: optimizers, every backend, and the same bits as before.
 """
 
@@ -10,25 +10,22 @@ import errno
 import inspect
 import io
 import os
-import pickle
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numba
 import numpy as np
 import pytest
 
-from fusedadam import generated
 from fusedadam.cli.doctor import facts
-from fusedadam.generated import cache_files, numba_cache
+from fusedadam.generated import cache_files
+from tests.generated.one_kernel import fresh, hit, the_file
 
 STEPS = """
 import hashlib, sys, torch, fusedadam
@@ -136,61 +133,6 @@ CFunc.compile = compile_and_delete
     assert [digest for digest, *_ in said] == [filled[1]] * 2
 
 
-# From here on in this process: one kernel, which adds 1 to the number at an address.
-KERNEL = """
-from fusedadam.backends.numba.ops import *
-
-get, put = load("f64", "f64"), store("f64", "f64")
-
-
-@kernel
-def run(_words):
-    put(_words, 0, get(_words, 0) + {amount}.0)
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from using(monkeypatch, tmp_path / "own")
-
-
-@pytest.fixture
-def two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """No folder is asked for, and there are two to choose from."""
-    both = [tmp_path / "first", tmp_path / "second"]
-    monkeypatch.setattr(cache_files, "_candidates", lambda: iter(both))
-    for _ in using(monkeypatch, ""):
-        yield both
-
-
-def using(monkeypatch: pytest.MonkeyPatch, folder: Path | str) -> Iterator[Path]:
-    monkeypatch.setenv(cache_files.VARIABLE, str(folder))
-    monkeypatch.setattr(cache_files, "_warned", False)
-    cache_files.folders.cache_clear()
-    yield Path(folder)
-    cache_files.folders.cache_clear()
-
-
-def fresh(amount: int = 1, made_for: str = "") -> ModuleType:
-    """The kernel, loaded or compiled as if by a new process; it computes the right thing in any case."""
-    for name in [name for name in sys.modules if name.startswith("fusedadam.generated.kernels.faults_")]:
-        del sys.modules[name]
-    module = generated.load("faults", KERNEL.format(amount=amount), numba_cache.made_for() + made_for)
-    number = np.array([2.0])
-    module.run.ctypes(number.ctypes.data)
-    assert number[0] == 2 + amount
-    return module
-
-
-def hit(**which: Any) -> bool:
-    return bool(fresh(**which).run.cache_hits)
-
-
-def the_file(folder: Path) -> Path:
-    (path,) = folder.glob("faults_*" + cache_files.SUFFIX)
-    return path
-
-
 def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
@@ -214,15 +156,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a block of zeros": lambda content: content[:4096] + bytes(4096) + content[8192:],
     "random": lambda content: np.random.default_rng(0).bytes(len(content)),
     "random behind the right format": lambda content: cache_files.FORMAT + np.random.default_rng(0).bytes(5000),
-    "of no pickle, and intact": lambda content: intact(b"this is no pickle"),
-    "of an empty pickle, and intact": lambda content: intact(b""),
-    "of another pickle, and intact": lambda content: intact(pickle.dumps((1, 2))),
 }
-
-
-def intact(payload: bytes) -> bytes:
-    name = f"{fresh().__name__.rpartition('.')[2]}.run{cache_files.SUFFIX}"
-    return cache_files._head(name, payload) + payload
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
@@ -419,29 +353,6 @@ def test_a_warning_as_an_error_does_not_stop_the_next_step(folder, monkeypatch):
         with pytest.raises(UserWarning, match="No space left"):
             fresh()
         assert not hit()
-
-
-def test_two_versions_share_a_folder_and_not_a_file(folder, monkeypatch):
-    """Each finds its own code again, however often the other one runs in between."""
-    assert not hit()
-    assert not hit(made_for="other words")
-    assert hit()
-    assert hit(made_for="other words")
-    monkeypatch.setattr(cache_files, "FORMAT", b"fusedadam 2\n")
-    numba_cache.made_for.cache_clear()
-    try:
-        assert not hit()
-        assert hit()
-    finally:
-        numba_cache.made_for.cache_clear()
-
-
-@pytest.mark.parametrize(("name", "value"), [("OPT", 0), ("LOOP_VECTORIZE", 0), ("CPU_NAME", "generic")])
-def test_settings_of_numba_are_part_of_the_key(name, value, monkeypatch):
-    """NUMBA_OPT=0 in one process left slow code to all later ones."""
-    before = numba_cache.made_for.__wrapped__()
-    monkeypatch.setattr(numba.config, name, value)
-    assert numba_cache.made_for.__wrapped__() != before
 
 
 def test_doctor_counts_damaged_files(folder):

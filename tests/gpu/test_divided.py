@@ -1,5 +1,4 @@
-"""Parameters that are divided among processes, on one GPU: a mesh of one process (NCCL), and two processes that share
-the GPU (gloo, which takes tensors on a GPU for the sums)."""
+"""Sharded parameters on one GPU: a mesh of one process (NCCL), and two processes that share the GPU (gloo)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: no waiting for the host, streams, huge tensors, memory."""
+"""Properties that only a GPU can show: steps do not wait for the device, streams, huge tensors, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: gradients whose memory is not their value, options on the device, betas that cycle, shared memory."""
+"""On a GPU: gradients whose memory is not their value, options on the device, cycling betas, shared memory."""
 
 from __future__ import annotations
 

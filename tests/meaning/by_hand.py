@@ -1,7 +1,7 @@
-"""The update rules once more, in plain Python numbers or float64 tensors, sharing no code with the package.
+"""The update rules again, with plain Python numbers or float64 tensors, sharing no code with the package.
 
-They follow the specification's formulas line by line and are themselves tested against torch.optim, the adamp package
-and each other.
+They follow the formulas of the specification line by line, and are themselves tested against torch.optim, the adamp
+package and each other.
 """
 
 from __future__ import annotations

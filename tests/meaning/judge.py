@@ -1,4 +1,4 @@
-"""One step of an optimizer against the same step by hand, both from the stored values."""
+"""Compares one step of an optimizer with the same step by hand, both from the stored values."""
 
 from __future__ import annotations
 

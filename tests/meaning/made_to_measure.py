@@ -1,4 +1,4 @@
-"""Gradients for AdamP, whose cosines with the parameter lie where a test wants them."""
+"""Gradients for AdamP whose cosines with the parameter have chosen values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the formula right? Against torch.optim, and against the specification written out by hand."""
+"""The formulas of Adam and AdamW, against torch.optim and against the specification written out by hand."""
 
 from __future__ import annotations
 

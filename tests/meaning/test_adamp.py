@@ -1,7 +1,7 @@
 """AdamP against the package of the paper's authors, and against the specification written out by hand.
 
-Which projection a parameter gets is decided by comparing cosines with a threshold, so gradients here are made to
-measure: their cosines lie where the test wants them, often one part in a thousand from the threshold.
+AdamP chooses the projection of a parameter by comparing cosines with a threshold, so the gradients here are
+constructed: their cosines have chosen values, often one part in a thousand from the threshold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clipping by the global norm, fused into the step and by itself, against torch.nn.utils.clip_grad_norm_."""
+"""Clipping by the global norm, fused into the step and on its own, against torch.nn.utils.clip_grad_norm_."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""accelerate: prepare() with gradient accumulation is a loop by hand, save_state() and load_state() lose nothing."""
+"""accelerate: prepare() with gradient accumulation equals a loop by hand; save_state() and load_state() keep all."""
 
 from __future__ import annotations
 

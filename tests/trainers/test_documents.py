@@ -1,4 +1,4 @@
-"""Every block of docs/using-it-with.md is complete, and runs by itself."""
+"""Every code block of docs/using-it-with.md is complete and runs on its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers.Trainer with a GPT-2 of two small layers: both ways of handing it an optimizer, clipping, resuming."""
+"""transformers.Trainer with a GPT-2 of two small layers: both ways to pass an optimizer, clipping, resuming."""
 
 from __future__ import annotations
 

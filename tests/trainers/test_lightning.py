@@ -1,7 +1,7 @@
 """Lightning's Trainer and Fabric: clipping, mixed precision, a GradScaler, checkpoints.
 
-Lightning refuses to clip the gradients of an optimizer that says ``_step_supports_amp_scaling``, as torch's fused ones
-do; ours can be clipped and scaled, so they say yes to GradScaler and no to Lightning.
+Lightning raises if it is to clip the gradients of an optimizer whose ``_step_supports_amp_scaling`` is True, as it is
+for torch's fused optimizers. Ours support clipping and scaling, so it is True for GradScaler and False for Lightning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch.optim.swa_utils: averaging the weights beside one of our optimizers, and EmaAdamW instead of it."""
+"""torch.optim.swa_utils: averaging the weights with one of our optimizers, and EmaAdamW instead of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the tests of trainers share: a small regression, ours and torch's optimizer for it, and what is compared after.
+"""Shared by the tests of trainers: a small regression, our optimizer and torch's for it, and the comparison.
 
-The second moments of Adam hide by how much gradients were scaled; a large ``eps`` brings it back, so that a clipping or
-a scale that got lost shows.
+Adam's second moments hide a scale of the gradients; a large ``eps`` makes it visible, so that lost clipping or scaling
+shows.
 """
 
 from __future__ import annotations

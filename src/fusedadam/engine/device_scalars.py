@@ -1,8 +1,8 @@
-"""The scalars of a table whose step counts only the device knows: made there, by torch's own operations."""
+"""The scalars of a table whose step counts are on the device: computed there, with torch operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,12 @@ from fusedadam.rules.rule import Rule
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 from fusedadam.tensors.transfer import sent
 
-# What groups differ in most: one value for each parameter. Whatever else they differ in is calculated group by group.
+# Options that often differ between groups: one value per parameter. If others differ, groups are computed separately.
 VARYING = MAY_BE_ON_DEVICE
 
 
 class DeviceScalars:
-    """``places``: where in ``flat`` the counts of the table's parameters are; ``groups``: whose options they have."""
+    """``places`` are the positions of the parameters' counts in ``flat``; ``groups`` are the parameters' groups."""
 
     def __init__(self, rule: Rule, table: LaunchTable, flat: Tensor, places: Places, groups: Int64s) -> None:
         self.table, self._rule, self._flat, self._groups = table, rule, flat, groups
@@ -30,78 +30,79 @@ class DeviceScalars:
         self._rows = {name: table.value(name) for name in table.scalars}
         self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
         self._tables = PowerTables()
-        self._filled: dict[tuple[str, int], float] = {}  # rows of numbers that stay the same
-        self._seen: Any = None
-        self._parts: list[tuple[Tensor | None, dict[str, Any]]] = []
+        self._filled: dict[tuple[str, int], float] = {}  # the number that a row already holds
+        self._seen: Any = None  # the options that the batches were made from
+        self._batches: list[tuple[Tensor | None, dict[str, Any]]] = []
 
     def update(self, options: Sequence[tuple[Any, ...]]) -> None:
-        """The scalars of the steps after those that have been counted."""
-        seen = [tuple(id(v) if isinstance(v, Tensor) else v for v in own) for own in options]
+        """Writes the scalars of the next step into the table."""
+        seen = [tuple(id(v) if isinstance(v, Tensor) else v for v in group_options) for group_options in options]
         if seen != self._seen:
-            self._parts, self._seen = list(self._divide(options)), seen
+            self._batches, self._seen = list(self._make_batches(options)), seen
             self._filled.clear()
         counted = self._flat if self._places is None else self._flat.take(self._places)
         step = torch.add(counted, 1, out=self._next)
-        for part, (columns, own) in enumerate(self._parts):
-            now = {name: value() if isinstance(value, Live) else value for name, value in own.items()}
-            mine = DeviceCount(step if columns is None else step[columns], self._tables)
-            scalars = self._rule.scalars(step=mine, **now)
+        for batch, (columns, hyper_parameters) in enumerate(self._batches):
+            now = {name: value() if isinstance(value, Live) else value for name, value in hyper_parameters.items()}
+            count = DeviceCount(step if columns is None else step[columns], self._tables)
+            scalars = self._rule.scalars(step=count, **now)
             for name in self.table.scalars:
-                self._write(name, part, columns, scalars[name])
+                self._write(name, batch, columns, scalars[name])
         self._tables.end_step()
 
     def count(self) -> None:
-        """The step is taken, unless there is an infinity."""
+        """Counts the step, unless GradScaler found an infinity."""
         found_inf = self.table.found_inf
-        one = 1 if found_inf is None else found_inf.view(-1) == 0
+        taken = 1 if found_inf is None else found_inf.view(-1) == 0
         if self._places is None:
-            self._flat.add_(one)
+            self._flat.add_(taken)
         else:
-            self._flat[self._places] += one
+            self._flat[self._places] += taken
 
-    def _write(self, name: str, part: int, columns: Tensor | None, value: Any) -> None:
+    def _write(self, name: str, batch: int, columns: Tensor | None, value: Any) -> None:
         row = self._rows[name]
         if isinstance(value, Tensor):
             if columns is None:
                 row.copy_(value)
             else:
                 row[columns] = value.expand(len(columns))
-        elif self._filled.get((name, part)) != float(value):
+        elif self._filled.get((name, batch)) != float(value):
             if columns is None:
                 row.fill_(float(value))
             else:
                 row.index_fill_(0, columns, float(value))
-            self._filled[name, part] = float(value)
+            self._filled[name, batch] = float(value)
 
-    def _divide(self, options: Sequence[tuple[Any, ...]]) -> Any:
-        """For parameters with the same options, but for those that vary: their columns (None: all), and the options."""
+    def _make_batches(self, options: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Tensor | None, dict[str, Any]]]:
+        """Parameters whose options are equal except for VARYING: their columns (None: all), and the options."""
         names = self._rule.hyper_parameters
         alike: dict[tuple[Any, ...], list[int]] = {}
         for group in dict.fromkeys(self._groups.tolist()):
             fixed = tuple(v for n, v in zip(names, options[group], strict=True) if n not in VARYING)
             alike.setdefault(fixed, []).append(group)
         for groups in alike.values():
-            mine = np.flatnonzero(np.isin(self._groups, groups))
-            columns = None if len(mine) == len(self._groups) else sent(mine, self.table.home)
-            own = dict(zip(names, options[groups[0]], strict=True))
+            members = np.flatnonzero(np.isin(self._groups, groups))
+            columns = None if len(members) == len(self._groups) else sent(members, self.table.home)
+            hyper_parameters = dict(zip(names, options[groups[0]], strict=True))
             for name in VARYING:
-                if name in own:
-                    own[name] = self._each([options[g][names.index(name)] for g in groups], groups, mine)
-            yield columns, own
+                if name in hyper_parameters:
+                    values = [options[g][names.index(name)] for g in groups]
+                    hyper_parameters[name] = self._varying(values, groups, members)
+            yield columns, hyper_parameters
 
-    def _each(self, values: list[Any], groups: list[int], mine: Int64s) -> Any:
-        """One value for all, or one for each column."""
+    def _varying(self, values: list[Any], groups: list[int], members: Int64s) -> Any:
+        """The groups' values of an option: a single value if they are equal, else one for each member."""
         live = any(isinstance(value, Tensor) for value in values)
         same = all(value is values[0] for value in values) or (not live and len(set(values)) == 1)
         order = {group: k for k, group in enumerate(groups)}
-        which = None if same else np.array([order[g] for g in self._groups[mine].tolist()])
+        which = None if same else np.array([order[g] for g in self._groups[members].tolist()])
         if live:
             return Live(values, None if which is None else sent(which, self.table.home), self.table.home)
         return values[0] if which is None else sent(np.array(values, dtype=np.float64)[which], self.table.home)
 
 
 class Live(NamedTuple):
-    """Values of which some are tensors, whose owner may change them at any time."""
+    """Values of which some are tensors, which the user may change in place; ``which`` selects one for each member."""
 
     values: list[Any]
     which: Tensor | None

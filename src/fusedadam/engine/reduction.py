@@ -1,12 +1,12 @@
-"""Sums over parameters that are divided among processes: one all-reduce a round, for all parameters of a mesh.
+"""Sums over sharded parameters: one all-reduce per round, for all parameters of a mesh.
 
-Rows that are whole somewhere (Shard(0)) are summed up there, and one number a parameter and sum travels. Rows that are
-divided (Shard(1)) travel themselves, one number a row and sum, each at its place among all rows of the parameter; from
-then on every process knows them all. Of processes that hold the same part, one contributes and the others send zeros,
-so that all processes of a mesh take part in the same operation and end with the same bits.
+With Shard(0), each row is whole on one process and summed there; the processes exchange one number per parameter and
+sum. With Shard(1), rows are themselves sharded: the processes exchange one number per row and sum, at the row's place
+in the whole parameter, and then every process knows all rows. Of several replicas of a shard one contributes and the
+others send zeros, so that all processes of a mesh take part in the same all-reduce and get the same bits.
 
-The layout of what travels depends on the parameters alone, never on which of them have a gradient here: a process
-without gradients takes part with zeros, and nobody waits for it in vain.
+The layout of the buffer depends only on the parameters, not on which of them have a gradient on this process: a process
+without gradients sends zeros, and no process waits in vain.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 
 class Wanted(NamedTuple):
-    """Values that are to be added up: ``counts[k]`` of them for the table's k-th parameter, one parameter after the
-    other, at ``read`` in a memory that has other things as well; the sums go to ``write``."""
+    """Values to reduce: ``counts[k]`` of them for the table's k-th parameter, one parameter after the other.
+
+    ``read`` and ``write`` are indices into ``memory``: of the local values, and of the results.
+    """
 
     table: LaunchTable
     name: str
@@ -39,20 +41,20 @@ class Wanted(NamedTuple):
     write: Int64s
 
     def contributed(self) -> Int64s:
-        """Which of them this process contributes: those that no other process does, too, and of rows its own."""
+        """Which of the values this process contributes: none where another replica does, and only local rows."""
         chosen, begin = [np.zeros(0, dtype=np.int64)], 0
         for k, (sharding, count) in enumerate(zip(self.table.shardings, self.counts.tolist(), strict=True)):
             assert sharding is not None
             if sharding.counts:
                 by_row = self.counts is self.table.all_rows
-                own = sharding.first + np.arange(self.table.rows[k]) if by_row else np.arange(count)
-                chosen.append(begin + own)
+                contributed = sharding.first + np.arange(self.table.rows[k]) if by_row else np.arange(count)
+                chosen.append(begin + contributed)
             begin += count
         return np.concatenate(chosen)
 
 
 class Exchange(NamedTuple):
-    """What ``memory`` has at ``read`` is put at ``read_places``; the sums at ``write_places`` go to ``write``."""
+    """Copies ``memory[read]`` to ``read_places`` of the buffer and, reduced, ``write_places`` to ``memory[write]``."""
 
     memory: Tensor
     read: Tensor
@@ -66,52 +68,54 @@ class Reduction:
 
     def __init__(self, position: Position, mesh: DeviceMesh, largest: bool, wanted: Sequence[Wanted]) -> None:
         self.position, self._largest, self._group = position, largest, group_of(mesh)
-        # parameter by parameter: which tables they are in may differ between processes
+        # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
-        for one in wanted:
-            names = [(k, one.name) for k in one.table.members.tolist()]
-            sizes |= dict(zip(names, one.counts.tolist(), strict=True))
+        for values in wanted:
+            names = [(k, values.name) for k in values.table.members.tolist()]
+            sizes |= dict(zip(names, values.counts.tolist(), strict=True))
         ends = np.cumsum([sizes[key] for key in sorted(sizes)]).tolist()
         begins = {key: end - sizes[key] for key, end in zip(sorted(sizes), ends, strict=True)}
-        home, there = wanted[0].table.home, torch.device(mesh.device_type)
+        home, mesh_device = wanted[0].table.home, torch.device(mesh.device_type)
         self._sums = torch.zeros(ends[-1], dtype=torch.float64, device=home)
-        self._travelling = self._sums if home.type == there.type else torch.empty_like(self._sums, device=there)
-        memories = {one.memory.data_ptr(): one.memory for one in wanted}
+        on_mesh = home.type == mesh_device.type
+        self._buffer = self._sums if on_mesh else torch.empty_like(self._sums, device=mesh_device)
+        memories = {values.memory.data_ptr(): values.memory for values in wanted}
         self._exchanges = [
-            self._exchange(memory, [one for one in wanted if one.memory.data_ptr() == address], begins)
+            self._exchange(memory, [values for values in wanted if values.memory.data_ptr() == address], begins)
             for address, memory in memories.items()
         ]
 
     @property
     def bytes(self) -> int:
-        """What each process contributes."""
+        """The size of the all-reduce: the bytes that each process contributes."""
         return self._sums.numel() * self._sums.element_size()
 
     def run(self) -> None:
         import torch.distributed as dist
 
         sums = self._sums.zero_()
-        for own in self._exchanges:
-            sums[own.read_places] = own.memory[own.read].to(sums.device, sums.dtype)
-        buffer = sums if self._travelling is sums else self._travelling.copy_(sums)
-        if self._largest:  # none is negative: their bits have their order, in which NaN is above infinity
+        for exchange in self._exchanges:
+            sums[exchange.read_places] = exchange.memory[exchange.read].to(sums.device, sums.dtype)
+        buffer = sums if self._buffer is sums else self._buffer.copy_(sums)
+        if self._largest:  # as integers: non-negative floats have the order of their bits, with NaN above infinity
             dist.all_reduce(buffer.abs_().view(torch.int64), op=dist.ReduceOp.MAX, group=self._group)
         else:
             dist.all_reduce(buffer, group=self._group)
         if buffer is not sums:
             sums.copy_(buffer)
-        for own in self._exchanges:
-            own.memory[own.write] = sums[own.write_places].to(own.memory.device, own.memory.dtype)
+        for exchange in self._exchanges:
+            memory = exchange.memory
+            memory[exchange.write] = sums[exchange.write_places].to(memory.device, memory.dtype)
 
     def _exchange(self, memory: Tensor, wanted: Sequence[Wanted], begins: dict[tuple[int, str], int]) -> Exchange:
         read, read_places, write, write_places = [], [], [], []
-        for one in wanted:
-            pairs = zip(one.table.members.tolist(), one.counts.tolist(), strict=True)
-            places = np.concatenate([begins[member, one.name] + np.arange(count) for member, count in pairs])
-            chosen = one.contributed()
-            read.append(one.read[chosen])
+        for values in wanted:
+            pairs = zip(values.table.members.tolist(), values.counts.tolist(), strict=True)
+            places = np.concatenate([begins[member, values.name] + np.arange(count) for member, count in pairs])
+            chosen = values.contributed()
+            read.append(values.read[chosen])
             read_places.append(places[chosen])
-            write.append(one.write)
+            write.append(values.write)
             write_places.append(places)
         devices = (memory.device, self._sums.device) * 2
         arrays = (np.concatenate(each) for each in (read, read_places, write, write_places))
@@ -119,20 +123,20 @@ class Reduction:
 
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
-    """All that a step needs, in the order in which every process runs them."""
+    """The reductions of a step, in an order that is the same on every process."""
     found: dict[tuple[Position, bool, DeviceMesh], list[Wanted]] = {}
     begun: set[int] = set()
-    for position, largest, wanted in sorted(_wanted(tables), key=lambda one: one[0]):
+    for position, largest, wanted in sorted(_wanted(tables), key=lambda found: found[0]):
         mesh = wanted.table.mesh
         assert mesh is not None
-        own = found.setdefault((position, largest, mesh), [])
-        if id(wanted.table) not in begun:  # how many processes have a gradient is learned on the way
+        together = found.setdefault((position, largest, mesh), [])
+        if id(wanted.table) not in begun:  # its first reduction also counts the processes that have a gradient
             begun.add(id(wanted.table))
-            own.append(_by_tensor(wanted.table, HAS_GRAD, GRADS_ANYWHERE))
-        own.append(wanted)
+            together.append(_by_tensor(wanted.table, HAS_GRAD, GRADS_ANYWHERE))
+        together.append(wanted)
 
-    def order(one: tuple[Any, list[Wanted]]) -> tuple[Position, int, bool]:
-        (position, largest, _), wanted = one
+    def order(item: tuple[Any, list[Wanted]]) -> tuple[Position, int, bool]:
+        (position, largest, _), wanted = item
         return position, min(int(w.table.members.min()) for w in wanted), largest
 
     return [
@@ -144,15 +148,15 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
 def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, Wanted]]:
     for table in tables:
         for stage in table.special.stages:
-            for one in stage.sums:
+            for needed in stage.sums:
                 # after this phase whole rows have been decided about; sharded rows wait for the other processes
-                when = max(one.position, Position(one.position.round, Phase.ROW))
-                if table.is_split and one.over == "row":
+                when = max(needed.position, Position(needed.position.round, Phase.ROW))
+                if table.is_split and needed.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_values[table.special.row_slots[one.name]]
-                    yield when, one.largest, Wanted(table, one.name, memory, table.all_rows, rows, rows)
-                elif table.mesh is not None and not table.is_split and one.over == "tensor":
-                    yield when, one.largest, _by_tensor(table, one.name, one.name)
+                    memory = table.row_values[table.special.row_slots[needed.name]]
+                    yield when, needed.largest, Wanted(table, needed.name, memory, table.all_rows, rows, rows)
+                elif table.mesh is not None and not table.is_split and needed.over == "tensor":
+                    yield when, needed.largest, _by_tensor(table, needed.name, needed.name)
 
 
 def _by_tensor(table: LaunchTable, term: str, result: str) -> Wanted:
@@ -162,7 +166,7 @@ def _by_tensor(table: LaunchTable, term: str, result: str) -> Wanted:
 
 
 def group_of(mesh: DeviceMesh) -> Any:
-    """The processes of a mesh of whatever dimensions."""
+    """The process group of all processes of a mesh, which may have several dimensions."""
     import torch.distributed as dist
 
     if mesh.ndim == 1:

@@ -1,8 +1,8 @@
-"""The step counts of all parameters: one flat tensor for each home, of which each ``state["step"]`` is a view.
+"""The step counts of all parameters: one flat tensor per device, of which each ``state["step"]`` is a view.
 
-To torch and to state dicts they look as in torch.optim: a float32 tensor without dimensions for each parameter, on the
-CPU, or on the parameter's device where the host cannot know the count (GradScaler, capturable). But a thousand of them
-are counted up in one operation.
+To torch and to state dicts they look as in torch.optim: for each parameter a float32 tensor without dimensions, on the
+CPU, or on the parameter's device if the host cannot know the count (GradScaler, capturable). But one operation
+increments thousands of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOST = torch.device("cpu")
 
 
 class Counts(NamedTuple):
-    """Counts that are about to be one tensor, ``flat``: where each owner's is, and the views that some get anew."""
+    """Prepared counts: the ``flat`` tensor, each owner's position in it, and the owners' new views of it, if any."""
 
     home: torch.device
     flat: Tensor
@@ -30,52 +30,55 @@ class Counts(NamedTuple):
     views: dict[Any, Tensor]
 
     def places(self, owners: Iterable[Any]) -> Places:
+        """The positions of these owners' counts, as a slice if they are all counts in order."""
         places = np.array([self.positions[owner] for owner in owners], dtype=np.int64)
-        everyone_in_order = np.array_equal(places, np.arange(len(self.flat)))
-        return slice(None) if everyone_in_order else places
+        return slice(None) if np.array_equal(places, np.arange(len(self.flat))) else places
 
 
 class StepCounts:
     def __init__(self) -> None:
         self._flats: dict[torch.device, Tensor] = {HOST: _flat([], HOST)}
         self._numbers = self._flats[HOST].numpy()
-        self.in_graph = False
+        self.in_graph = False  # whether a CUDA graph has captured addresses of counts
 
     @property
     def on_device(self) -> bool:
-        """Whether some counts are where the host does not know them."""
+        """Whether the host does not know some of the counts."""
         return len(self._flats) > 1
 
-    def prepare(self, active: Mapping[Any, Any], everyone: Mapping[Any, Any], home: torch.device) -> Counts:
-        """Makes every count that belongs there a view of one tensor. This may fail, and changes nothing yet: ``take``
-        does. ``active``: the present counts of the parameters that take part in the step; ``everyone``: of all."""
+    def prepare(self, active: Mapping[Any, Any], all_counts: Mapping[Any, Any], home: torch.device) -> Counts:
+        """Prepares one tensor for all counts on this device. It may raise, and changes nothing: ``take`` does.
+
+        ``active`` are the current counts of the parameters in this step, ``all_counts`` those of all parameters.
+        """
         places = {owner: self._place(step, home) for owner, step in active.items()}
         if None not in places.values():
             return Counts(home, self._flats[home], places, {})  # type: ignore[arg-type]
         if capturing() or (home in self._flats and home != HOST and self.in_graph):
             raise RuntimeError(
-                "step counts would have to move, but a CUDA graph has captured where they are; take a step with "
+                "step counts would have to move, but a CUDA graph has captured their addresses; take a step with "
                 "all parameters before the capture"
             )
-        values = {owner: step for owner, step in everyone.items() if _home(step) == home} | dict(active)
+        values = {owner: step for owner, step in all_counts.items() if _home(step) == home} | dict(active)
         flat = _flat(list(values.values()), home)
         return Counts(home, flat, {owner: k for k, owner in enumerate(values)}, dict(zip(values, flat, strict=True)))
 
     def take(self, counts: Counts, states: dict[Any, dict[str, Any]]) -> None:
-        """Cannot fail."""
+        """Makes prepared counts the current ones. This cannot fail."""
         for owner, view in counts.views.items():
             states[owner]["step"] = view
         self._flats[counts.home] = counts.flat
-        self._numbers = self._flats[HOST].numpy()  # anew each time: share_memory_() moves the storage under it
+        self._numbers = self._flats[HOST].numpy()  # every time: share_memory_() may have moved the storage
 
     def next(self, places: Places) -> Floats:
-        """The numbers of the steps that are about to be taken, on the host."""
+        """The numbers of the next steps, for counts on the host."""
         return self._numbers[places] + np.float64(1)
 
     def set(self, places: Places, steps: Floats) -> None:
         self._numbers[places] = steps
 
     def _place(self, step: Any, home: torch.device) -> int | None:
+        """The position of a count in the flat tensor, or None if it is no view of it."""
         flat = self._flats.get(home)
         if flat is None or not isinstance(step, Tensor) or step.dtype != torch.float32 or step.device != home:
             return None
@@ -84,12 +87,12 @@ class StepCounts:
 
 
 def _flat(values: list[Any], home: torch.device) -> Tensor:
-    """The counts as one tensor there."""
+    """The counts as one tensor on this device."""
     if home == HOST:
         return torch.tensor([float(value) for value in values], dtype=torch.float32, device=HOST)
     if all(_home(value) == HOST for value in values):
         return sent(np.array([float(value) for value in values], dtype=np.float32), home)
-    # without asking the device for those that are there
+    # without waiting for the device to read counts that are already on it
     return torch.stack([torch.as_tensor(value, dtype=torch.float32).to(home).reshape(()) for value in values])
 
 

@@ -1,13 +1,13 @@
 """Generated source as modules, each named after its content.
 
-Numba's own disk cache knows a function by its file and bytecode, not by the helpers and globals it uses, and so
-hands out wrong code when the same rule is bound twice or a helper is edited. Here the source holds everything
-that decides what is compiled, and the module's name is a hash of that and of what the backend says it is made for (for
-Numba the versions and the processor; Triton keeps a cache of its own). Compiled code that is kept under this name
-(numba_cache.py, in files of cache_files.py) cannot be stale or mixed up.
+Numba's own disk cache identifies a function by its file and bytecode, not by the helpers and globals it uses, so it
+returns wrong code when the same rule is bound twice or a helper is edited. Here the source contains everything that
+determines the compiled code, and the module's name is a hash of the source and of ``made_for``, a text from the backend
+(for Numba: versions, processor and settings; Triton has a cache of its own). Compiled code is cached under that name
+(cache_files.py, numba_cache.py), so it is never stale and never mixed up.
 
-The source is written to a file as well, so that anyone can open the kernel that ran. Nothing reads that file: compilers
-that ask for source by its path are given the text that is in memory.
+The source is also written to a file, where you can read the kernel that ran. Nothing reads this file: compilers that
+ask for the source get the text in memory, through linecache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _lock = threading.RLock()
 
 
 def _new_lock() -> None:
-    """A thread that held the lock does not exist in a forked child."""
+    """In a forked child, the thread that held the lock does not exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def load(title: str, text: str, made_for: str) -> ModuleType:
-    """The module with this source."""
+    """The module with this source; ``title`` begins its name."""
     with _lock:
         return _load(title, text, made_for)
 
@@ -48,7 +48,7 @@ def _load(title: str, text: str, made_for: str) -> ModuleType:
         return sys.modules[qualified]
     path = str(cache_files.keep(f"{name}.py", text.encode()) or f"<{qualified}>")
     lines = text.splitlines(keepends=True)
-    linecache.cache[path] = (len(text), None, lines, path)  # no time stamp, so the file is never read instead
+    linecache.cache[path] = (len(text), None, lines, path)  # no modification time: the file is never reread
     module = ModuleType(qualified)
     module.__file__ = path
     sys.modules[qualified] = module
@@ -61,5 +61,5 @@ def _load(title: str, text: str, made_for: str) -> ModuleType:
 
 
 def indented(by: int, lines: Iterable[str]) -> list[str]:
-    """Lines of source, so many spaces further in."""
+    """Lines of source, indented by this many more spaces."""
     return [" " * by + line for line in lines]

@@ -1,11 +1,12 @@
-"""The cache on disk: files that outlive a process, in folders that only this user can write to.
+"""The cache on disk: files in folders that only this user can write to.
 
-A file's name is a hash of everything that decides its content, so files are never stale, and processes need no lock:
-if several write the same one, it does not matter which is last. Files appear whole or not at all (they are renamed
-into place), but a crash of the machine can still leave an empty or damaged one. So those that are loaded begin with a
-checksum, and a file that does not match it is treated as missing.
+A file's name is a hash of everything that determines its content, so files are never stale, and processes need no lock:
+if several write the same file, they write the same content. Files are renamed into place, so they appear whole or not
+at all; but a crash of the machine can still leave an empty or damaged file. Files that are loaded therefore begin with
+a checksum, and a file that does not match its checksum counts as missing.
 
-No step depends on this cache. What cannot be written goes to the next folder, or is kept in memory only.
+No step depends on this cache. A file that cannot be written goes to the next folder; if there is none, its content
+stays in memory.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "FUSEDADAM_CACHE_DIR"
-FORMAT = b"fusedadam 1\n"  # how files with a checksum begin; part of their names, so that versions never share one
+FORMAT = b"fusedadam 1\n"  # files with a checksum begin with it; it also enters their names, so that formats never mix
 SUFFIX = ".compiled"  # of files with a checksum
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _warned = False
 
 
 def load(name: str) -> Iterator[bytes]:
-    """What ``save`` wrote under this name: the intact files, from each folder that has one."""
+    """The payloads that ``save`` wrote under this name: one from each folder that has an intact file."""
     for folder in folders():
         content = _read(folder / name) if _is_ours(folder) else None
         if content is not None and _is_intact(name, content):
@@ -41,7 +42,7 @@ def save(name: str, payload: bytes) -> None:
 
 
 def keep(name: str, content: bytes) -> Path | None:
-    """A file with exactly this content, for people to read: written unless it is there; None if it cannot be."""
+    """The path of a file with exactly this content, written if it does not exist; None if it cannot be written."""
     for folder in folders():
         if _read(folder / name) == content:
             return folder / name
@@ -49,7 +50,7 @@ def keep(name: str, content: bytes) -> Path | None:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a file that ``save`` wrote no longer matches its checksum; one that is gone is not damaged."""
+    """Whether a file that ``save`` wrote no longer matches its checksum; a deleted file is not damaged."""
     try:
         return not _is_intact(path.name, path.read_bytes())
     except OSError as error:
@@ -57,13 +58,13 @@ def is_damaged(path: Path) -> bool:
 
 
 def cache_folder() -> Path | None:
-    """Where files are kept, unless it becomes full or read-only: the first of the folders."""
+    """The first of the folders: files go there unless it is full or read-only."""
     return next(iter(folders()), None)
 
 
 @functools.cache
 def folders() -> tuple[Path, ...]:
-    """Where files are looked for, and written to if the folders before cannot take them."""
+    """The folders that are searched for files, in this order. New files go to the first one that can be written to."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if not _is_usable(Path(chosen)):
@@ -72,8 +73,8 @@ def folders() -> tuple[Path, ...]:
     found = tuple(filter(_is_usable, dict.fromkeys(_candidates())))
     if not found:
         warnings.warn(
-            "fusedadam found no folder to keep compiled code in, so every process compiles anew; "
-            f"set {VARIABLE} to one",
+            "fusedadam found no folder for compiled code, so every process compiles again; "
+            f"set {VARIABLE} to a folder that you can write to",
             stacklevel=2,
         )
     return found
@@ -82,15 +83,15 @@ def folders() -> tuple[Path, ...]:
 def _candidates() -> Iterator[Path]:
     if os.environ.get("XDG_CACHE_HOME"):
         yield Path(os.environ["XDG_CACHE_HOME"]) / "fusedadam"
-    with contextlib.suppress(RuntimeError):  # no home
+    with contextlib.suppress(RuntimeError):  # no home folder
         yield Path.home() / ".cache" / "fusedadam"
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    with contextlib.suppress(FileNotFoundError):  # no temporary folder either
+    with contextlib.suppress(FileNotFoundError):  # no temporary folder
         yield Path(tempfile.gettempdir()) / f"fusedadam-{user}"
 
 
 def _is_usable(folder: Path) -> bool:
-    """Ours, and writable. A full disk does not matter: what is there can be loaded, and there may be room later."""
+    """Whether it is ours and writable. It may be full: existing files can be loaded, and there may be space later."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder):
@@ -102,7 +103,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Nobody else may write to it: machine code is loaded from there."""
+    """Whether this user owns it and others cannot write to it: machine code is loaded from there."""
     try:
         status = folder.stat()
     except OSError:
@@ -111,7 +112,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _head(name: str, payload: bytes) -> bytes:
-    """What comes before the payload. The checksum covers the name: a copy of another file is not intact."""
+    """The bytes before the payload. The checksum covers the name, so a copy of another file is not intact."""
     return FORMAT + hashlib.sha256(name.encode() + b"\0" + payload).digest()
 
 
@@ -128,7 +129,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(name: str, content: bytes) -> Path | None:
-    """Writes to the first folder that takes it, and returns the path; None if no folder does."""
+    """Writes to the first folder where this succeeds and returns the path; None if it fails in all of them."""
     failures, written = [], None
     for folder in folders():
         try:
@@ -166,7 +167,7 @@ def _warn_once(folder: Path, reason: str, written: Path | None) -> None:
     _warned = True
     result = "the next process compiles it again" if written is None else f"it is kept in {written.parent} instead"
     warnings.warn(
-        f"fusedadam could not write compiled code to {folder} ({reason}), so {result}; make room there and let it be "
-        f"written to, or set {VARIABLE} to another folder of your own",
+        f"fusedadam could not write compiled code to {folder} ({reason}), so {result}; free space there, make it "
+        f"writable, or set {VARIABLE} to another folder that you own",
         stacklevel=4,
     )

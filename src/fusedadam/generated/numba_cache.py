@@ -1,12 +1,12 @@
-"""``numba.njit`` and ``numba.cfunc``, with compiled code kept in files of our own.
+"""``numba.njit`` and ``numba.cfunc`` with our own cache for compiled code.
 
-Numba's own cache trusts its files: once one is truncated, every later process fails inside Numba's loader, and a file
-that cannot be written makes the compilation fail. Here a damaged file is compiled anew, and a write may fail
-(cache_files.py). There is no index: a module is named after everything that decides what is compiled (generated.py),
-and a function's file is named after its module.
+Numba's cache trusts its files: if one is truncated, every later process fails in Numba's loader, and if one cannot be
+written, the compilation fails. Here a damaged file is compiled again, and a write may fail (cache_files.py). There is
+no index: the name of a module identifies what is compiled (``generated/__init__.py``), and a function's file is named
+after its module.
 
-This relies on what Numba's own cache uses, which has not changed for many releases: the attribute ``_cache`` of
-compiled functions, with ``load_overload`` and ``save_overload``, and ``_reduce`` and ``_rebuild`` of ``CompileResult``.
+This relies on interfaces of Numba's cache that have not changed for many releases: the attribute ``_cache`` of compiled
+functions, with ``load_overload`` and ``save_overload``, and ``_reduce`` and ``_rebuild`` of ``CompileResult``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from numba.core.registry import cpu_target
 
 from fusedadam.generated import cache_files
 
-# Settings of Numba that change the code it generates; those for the processor are part of its description
+# Settings of Numba that change the generated code, apart from the processor's, which magic_tuple() includes
 SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "USING_SVML")
 
 
 @functools.cache
 def made_for() -> str:
-    """What decides how source is compiled, besides the source: versions, processor, Numba's settings."""
+    """Everything but the source that determines the compiled code: versions, processor, Numba's settings."""
     versions = f"{sys.version} numba {numba.__version__} llvmlite {llvmlite.__version__} {cache_files.FORMAT!r}"
     processor = cpu_target.target_context.codegen().magic_tuple()
     settings = {name: str(getattr(numba.config, name, None)) for name in SETTINGS}
@@ -41,7 +41,7 @@ def made_for() -> str:
 
 
 def njit(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """For Python to call, with arguments of these types only."""
+    """Compiles a function that Python calls, for this signature only."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**options)(function)
@@ -54,7 +54,7 @@ def njit(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def cfunc(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A C function, for any thread to call."""
+    """Compiles a C function, which any thread can call."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
@@ -66,7 +66,7 @@ def cfunc(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]
 
 
 class DiskCache(NullCache):  # type: ignore[misc]
-    """The compiled code of one function, which has one signature."""
+    """Numba's cache interface for one function with one signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{cache_files.SUFFIX}"
@@ -76,10 +76,10 @@ class DiskCache(NullCache):  # type: ignore[misc]
         for payload in cache_files.load(self.name):
             try:
                 return CompileResult._rebuild(target_context, *pickle.loads(payload))
-            except Exception:  # intact, yet from an incompatible build of Numba under the same version number
+            except Exception:  # an intact file from an incompatible build of the same Numba version
                 continue
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        if not result.library.has_dynamic_globals:  # such code holds addresses of this process
+        if not result.library.has_dynamic_globals:  # else the code contains addresses of this process
             cache_files.save(self.name, serialize.dumps(result._reduce()))

@@ -1,7 +1,7 @@
-"""Where torch keeps what the compiled look at tensors reads: words of its C++ objects, found at start-up.
+"""The offsets in torch's C++ objects that the compiled snapshot loop reads, found at start-up.
 
-Nothing is assumed about versions. Each word is searched for, and must be what torch itself says of a dozen different
-tensors; where one is not found the compiled look is not used, and the plain one, which asks torch, takes its place.
+Nothing is assumed about versions. Each word is searched for, and must agree with torch's own answer for several
+different tensors. If one is not found, the loop is not used, and the snapshot falls back to Python, which asks torch.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-OBJECT_WORDS, IMPL_WORDS, STORAGE_WORDS = 6, 24, 8  # no more than these objects have
+OBJECT_WORDS, IMPL_WORDS, STORAGE_WORDS = 6, 24, 8  # how many are read, at most as many as these objects have
 
 
 class TensorWords(NamedTuple):
-    """Which word of one object is, or leads to, the next."""
+    """Offsets in words of 8 bytes."""
 
-    impl: int  # of a tensor's Python object: its C++ object, the TensorImpl
-    storage: int  # of a TensorImpl: its storage
-    keys: int  # of a TensorImpl: its dispatch keys, of which the negative bit and "all zeros without memory" are two
-    data: int  # of a storage: the address of its memory
-    nbytes: int  # of a storage: how many bytes it has
+    impl: int  # in a tensor's Python object: the address of its C++ object, the TensorImpl
+    storage: int  # in a TensorImpl: the address of its storage
+    keys: int  # in a TensorImpl: its dispatch keys, among them the negative bit and ZeroTensor
+    data: int  # in a storage: the address of its memory
+    nbytes: int  # in a storage: its size in bytes
 
 
 @functools.cache
 def find() -> TensorWords | None:
-    """None where a word is not found."""
+    """The offsets, or None if one of them is not found."""
     samples = _samples()
     storages = [tensor.untyped_storage() for tensor in samples]
-    impls, stores = [t._cdata for t in samples], [s._cdata for s in storages]
+    impls, storage_impls = [t._cdata for t in samples], [s._cdata for s in storages]
     found = (
-        _word([id(t) for t in samples], OBJECT_WORDS, impls),
-        _word(impls, IMPL_WORDS, stores),
-        _word(impls, IMPL_WORDS, [dispatch_keys(t) for t in samples]),
-        _word(stores, STORAGE_WORDS, [s.data_ptr() for s in storages]),
-        _word(stores, STORAGE_WORDS, [s.nbytes() for s in storages]),
+        _offset([id(t) for t in samples], OBJECT_WORDS, impls),
+        _offset(impls, IMPL_WORDS, storage_impls),
+        _offset(impls, IMPL_WORDS, [dispatch_keys(t) for t in samples]),
+        _offset(storage_impls, STORAGE_WORDS, [s.data_ptr() for s in storages]),
+        _offset(storage_impls, STORAGE_WORDS, [s.nbytes() for s in storages]),
     )
     return None if None in found else TensorWords(*found)  # type: ignore[arg-type]
 
 
 def dispatch_keys(tensor: Tensor) -> int:
-    """What torch does with a tensor depends on these bits; a kernel that only sees memory must know them, too."""
+    """The bits that determine how torch treats a tensor: its memory alone does not tell its values."""
     return torch._C._dispatch_keys(tensor).raw_repr()
 
 
 def _samples() -> list[Tensor]:
-    """Tensors that differ in everything that is to be found. The first are plain, the last share a storage."""
+    """Tensors that differ in every word to be found. The last two share the storage of the first."""
     with torch.inference_mode():
         inference = torch.zeros(5)
     plain = [torch.zeros(7, 5), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(2, 3, 4, dtype=torch.float64)]
     return [*plain, torch.nn.Parameter(torch.zeros(11)), inference, torch._neg_view(plain[0]), plain[0][1:]]
 
 
-def _word(addresses: list[int], count: int, expected: list[int]) -> int | None:
-    """The first word that is as expected in all objects at these addresses."""
+def _offset(addresses: list[int], count: int, expected: list[int]) -> int | None:
+    """The first offset where the objects at these addresses have the expected words."""
     read: Callable[[int], Any] = (ctypes.c_uint64 * count).from_address
     rows = [list(read(address)) for address in addresses]
     return next((k for k in range(count) if [row[k] for row in rows] == expected), None)

@@ -1,7 +1,8 @@
-"""Where the elements of a tensor lie: which layouts kernels walk in place, and copies for the rest.
+"""Layouts of tensors: which ones kernels can walk in place, and copies for the others.
 
-A kernel sees each tensor as a flat run of memory, so all roles of a parameter must lie in the same order without
-gaps. Contiguous, channels_last and transposed tensors do; whatever does not is copied in and, if written, back.
+A kernel sees each tensor as one flat run of memory, so all roles of a parameter must be stored in the same order and
+without gaps. Contiguous, channels_last and transposed tensors are; others are copied before a launch and, if they were
+written, copied back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-MAX_WORK = 100_000  # steps of numpy's search for a common element
+MAX_WORK = 100_000  # limit on the steps of numpy's search for a shared element
 
 
 def overlaps(tensor: Tensor) -> bool:
@@ -33,7 +34,7 @@ def overlaps(tensor: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a run of memory without gap or overlap, in whatever order."""
+    """Whether the elements fill a run of memory without gaps or overlaps, in any order."""
     expected = 1
     for stride, size in sorted((d, s) for d, s in zip(tensor.stride(), tensor.shape, strict=True) if s != 1):
         if size == 0:
@@ -45,9 +46,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
-    """The strides that the roles of this parameter have: its own, or those of a gapless copy.
+    """The strides for all roles of this parameter: its own strides, or the strides of a copy without gaps.
 
-    With ``by_rows``, each row (index of dimension 0) must lie in one piece, and the rows in their order.
+    With ``by_rows``, each row (index of dimension 0) must be contiguous, and the rows must be stored in order.
     """
     strides: tuple[int, ...] = tensor.stride()
     if not is_dense(tensor):
@@ -58,12 +59,12 @@ def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether memory holds the values: not negated (torch's negative bit), nor zeros that have no memory at all."""
+    """Whether the memory holds the values: without torch's negative bit, and not a ZeroTensor, which has no memory."""
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
 def address_of(tensor: Tensor) -> int:
-    """The address of the first element; 0 where there is no memory."""
+    """The address of the first element; 0 for a ZeroTensor."""
     return 0 if tensor._is_zerotensor() else tensor.data_ptr()
 
 
@@ -76,7 +77,7 @@ def extent(tensor: Tensor) -> int:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether there is memory for every element: a storage may have been resized under its tensor."""
+    """Whether the storage has memory for every element; it may have been resized since the tensor was created."""
     if tensor.numel() == 0 or tensor._is_zerotensor():
         return True
     begin = tensor.storage_offset() * tensor.element_size()
@@ -85,7 +86,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 class Span:
-    """The memory of a tensor, gaps included, to be compared with that of others on its device."""
+    """The memory of a tensor, gaps included. Compares it with other tensors on the same device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.begin, self.size = address_of(tensor), tensor.element_size()
@@ -93,41 +94,43 @@ class Span:
         self._dense, self._shape = is_dense(tensor), tuple(tensor.shape)
         self._strides = tuple(self.size * stride for stride in tensor.stride())
         pairs = zip(self._strides, self._shape, strict=True)
-        self._period = math.gcd(*(stride for stride, size in pairs if size > 1))  # all elements are multiples apart
+        self._period = math.gcd(*(stride for stride, size in pairs if size > 1))  # divides the distances
 
     def shares(self, other: Span) -> bool:
-        """Whether some element of one lies where one of the other does, which follows from the strides alone.
+        """Whether an element of one tensor overlaps an element of the other.
 
-        For the few layouts where that would take too long the answer is yes.
+        The answer is exact, except for the few layouts where the search would take too long: there it is True.
         """
         if self.begin >= other.end or other.begin >= self.end:
             return False
         if self._dense and other._dense:
             return True
-        if period := math.gcd(self._period, other._period):  # columns of one matrix differ here already
+        if period := math.gcd(self._period, other._period):  # settles most cases, such as two columns of a matrix
             distance = (other.begin - self.begin) % period
             if self.size <= distance <= period - other.size:
                 return False
         try:
-            return bool(np.shares_memory(self._described, other._described, max_work=MAX_WORK))  # type: ignore[arg-type]
+            return bool(np.shares_memory(self._as_array, other._as_array, max_work=MAX_WORK))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return True
 
     @functools.cached_property
-    def _described(self) -> npt.NDArray[Any]:
-        """An array with the same addresses, on whatever device they are. It must never be read."""
+    def _as_array(self) -> npt.NDArray[Any]:
+        """An array with the same addresses and strides, also for memory on a device. It must never be read."""
         layout = {"version": 3, "typestr": f"|V{self.size}", "data": (self.begin, True)}
         layout |= {"shape": self._shape, "strides": self._strides}
         return np.asarray(SimpleNamespace(__array_interface__=layout))
 
 
 def lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:
-    if tensor.stride() == strides:
+    """Whether the elements are stored as with these strides. Those of an empty tensor, or of a dimension of size 1, do
+    not matter."""
+    if tensor.stride() == strides or tensor.numel() == 0:
         return True
-    # the stride of a dimension of size 1, or of an empty tensor, says nothing
-    rows = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return tensor.numel() == 0 or all(size == 1 or own == wanted for size, own, wanted in rows)
+    dimensions = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in dimensions)
 
 
 def copy_with(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy that has these strides."""
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

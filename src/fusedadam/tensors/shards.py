@@ -1,7 +1,6 @@
-"""Tensors that are divided among processes, torch's DTensor: which part of them is here, and how the rest is divided.
+"""Sharded tensors (torch's DTensor): the local shard, and how a parameter is sharded.
 
-Kernels only ever see the part that this process holds. For rules that sum, reduction.py adds up what the processes have
-found.
+Kernels only see the local shard. For rules that sum, reduction.py reduces the sums over the processes.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 def is_dtensor(tensor: Any) -> bool:
     if type(tensor) in PLAIN:
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # takes long to import, and without it there are none
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import, and while nobody has, there are no DTensors
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_partial(tensor: Any) -> bool:
-    """Whether each process has a summand, so that the tensor has no value yet."""
+    """Whether each process has one term of a sum, so that the tensor has no value yet."""
     return is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
 
 def local(tensor: Any) -> Any:
-    """The part that this process holds; of anything but a DTensor that is all of it."""
+    """The local shard of a DTensor; any other tensor itself."""
     if not is_dtensor(tensor):
         return tensor
-    here = tensor._local_tensor
-    return here if type(here) is Tensor or not hasattr(here, "trigger_wait") else here.trigger_wait()
+    shard = tensor._local_tensor
+    return shard if type(shard) is Tensor or not hasattr(shard, "trigger_wait") else shard.trigger_wait()
 
 
 def memory_of(tensor: Any) -> tuple[Any, ...]:
-    """What tells apart the memory of tensors here, and how it is seen."""
-    here = local(tensor)
-    if here.layout != torch.strided or here.is_nested or is_lazy(here):
-        return (id(here),)
-    return here.device, here.data_ptr(), here.dtype, here.shape, here.stride()
+    """A key that is equal for tensors which are the same view of the same local memory."""
+    shard = local(tensor)
+    if shard.layout != torch.strided or shard.is_nested or is_lazy(shard):
+        return (id(shard),)
+    return shard.device, shard.data_ptr(), shard.dtype, shard.shape, shard.stride()
 
 
 def lies_like(tensor: Any, param: Tensor) -> bool:
-    """Whether a tensor is divided as the parameter is, so that the parts belong together."""
+    """Whether a tensor is sharded like the parameter, so that their local shards have the same elements."""
     if not is_dtensor(tensor) or not is_dtensor(param):
         return is_dtensor(tensor) == is_dtensor(param)
     if tensor._spec is param._spec:  # type: ignore[attr-defined]
@@ -57,7 +56,7 @@ def lies_like(tensor: Any, param: Tensor) -> bool:
 
 
 def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
-    """A tensor of the whole parameter's shape, divided as the parameter is."""
+    """Shards or redistributes a tensor of the whole parameter's shape like the parameter."""
     if lies_like(tensor, param):
         return tensor
     if not is_dtensor(param):
@@ -68,47 +67,48 @@ def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     whole = tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    # every process has it whole: each takes its own part, and nothing is sent
+    # src_data_rank=None: every process has the whole tensor, takes its own shard, and sends nothing
     return distribute_tensor(whole.to(param.device), mesh, placements, src_data_rank=None)
 
 
-def with_local(tensor: Tensor, here: Tensor) -> Tensor:
-    """A tensor divided as ``tensor`` is, of which ``here`` is the part of this process."""
+def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
+    """A tensor that is sharded like ``tensor`` and has this local shard."""
     if not is_dtensor(tensor):
-        return here
-    # not DTensor.from_local, which would move it to the mesh's device: with CPU offload it belongs on the host
-    made: Any = torch.empty_like(tensor, dtype=here.dtype, requires_grad=False)
-    made._local_tensor = here
+        return shard
+    # DTensor.from_local would move the shard to the mesh's device: with CPU offload it belongs on the host
+    made: Any = torch.empty_like(tensor, dtype=shard.dtype, requires_grad=False)
+    made._local_tensor = shard
     return made  # type: ignore[no-any-return]
 
 
 class Sharding(NamedTuple):
-    """How a parameter is divided among the processes of a mesh."""
+    """How a parameter is sharded over the processes of a mesh."""
 
     mesh: DeviceMesh
-    counts: bool  # of several processes that hold the same part, one counts
-    split: bool  # rows (indices of dimension 0) are divided themselves; else each is whole, wherever it is
-    strided: bool  # rows are dealt out in strides (as FSDP2 after tensor parallel does)
+    counts: bool  # this process contributes to sums: of several replicas of a shard, only the first does
+    split: bool  # rows (indices of dimension 0) are themselves sharded; else each row is whole on its process
+    strided: bool  # rows are distributed in strides (as FSDP2 does after tensor parallelism)
     rows: int  # of the whole parameter
-    first: int  # which of them is the first here, unless strided
+    first: int  # the first row of the local shard, unless strided
 
 
 def sharding_of(param: Tensor) -> Sharding | None:
-    """None: this process has all that it needs to know."""
+    """How a parameter is sharded; None if this process needs nothing from the others."""
     if not is_dtensor(param):
         return None
     mesh: Any = param.device_mesh  # type: ignore[attr-defined]
     placements: Any = param.placements  # type: ignore[attr-defined]
-    at = mesh.get_coordinate()
-    if at is None or all(placement.is_replicate() for placement in placements):
+    coordinates = mesh.get_coordinate()
+    if coordinates is None or all(placement.is_replicate() for placement in placements):
         return None
     if is_partial(param):
         raise RuntimeError(
-            "a DTensor has a Partial placement, and so no value yet; .redistribute() it to Shard or Replicate"
+            "a parameter is a DTensor with a Partial placement, which has no value yet; .redistribute() it to Shard or "
+            "Replicate"
         )
     counts, split, strided = True, False, False
     first, rows = 0, int(param.shape[0])
-    for size, coordinate, placement in zip(mesh.shape, at, placements, strict=True):
+    for size, coordinate, placement in zip(mesh.shape, coordinates, placements, strict=True):
         if placement.is_replicate():
             counts = counts and coordinate == 0
         elif placement.dim == 0:

@@ -1,4 +1,4 @@
-"""From the host to a device, without waiting for it."""
+"""Copies from the host to a device, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_in_graphs: list[Tensor] = []
+_in_graphs: list[Tensor] = []  # never emptied: a graph may be replayed at any time
 
 
 @contextlib.contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """For tensors that are kept: what is made in inference mode can never be written to outside of it."""
-    with torch.inference_mode(False), torch.no_grad():  # leaving that mode switches gradients on
+    """For creating tensors that are kept: inference tensors cannot be written to outside inference mode."""
+    with torch.inference_mode(False), torch.no_grad():  # inference_mode(False) enables gradients
         yield
 
 
 def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on a device; on a CPU it is the array itself."""
+    """Copies an array to a device; on a CPU the tensor shares the array's memory."""
     if device.type == "cpu":
         return torch.from_numpy(array)
     return keep_for_graph(pinned(array).to(device, non_blocking=True))
 
 
 def pinned(array: npt.NDArray[Any]) -> Tensor:
-    """A copy that a device can fetch when it gets there; torch keeps the memory until then."""
+    """A copy in pinned memory, which a device reads asynchronously; torch keeps the memory until it has."""
     host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True, device="cpu")
     host.numpy()[...] = array
     return keep_for_graph(host)
 
 
 def keep_for_graph(tensor: Tensor) -> Tensor:
-    """A tensor that a CUDA graph being captured will read: whenever it is replayed, so it is kept for good."""
+    """Keeps a tensor alive if a CUDA graph is being captured, since every replay reads it."""
     if capturing():
         _in_graphs.append(tensor)
     return tensor

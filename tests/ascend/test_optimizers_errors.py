@@ -1,4 +1,4 @@
-"""What the optimizers of torch_npu and MindSpeed refuse: under their own names, and nothing is changed."""
+"""Errors of torch_npu's and MindSpeed's optimizers: they name the class's own arguments, and nothing has changed."""
 
 from __future__ import annotations
 

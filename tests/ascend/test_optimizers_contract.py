@@ -1,4 +1,4 @@
-"""The names of torch_npu and MindSpeed keep torch's contract, and have neither their constraint nor their bugs."""
+"""torch_npu's and MindSpeed's optimizers follow torch's contract, without the limitations and bugs of the originals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the operators of MindSpeed and CANN refuse: under their own names, before anything is written.
+"""Errors of MindSpeed's and CANN's operators: they name the operator's own arguments, and nothing has been written.
 
-The types of errors are those of ``fusedadam.checks``; the two-phase call gives a status and a reason instead.
+The types of errors are those of ``fusedadam.checks``; the two-phase call returns a status and a reason instead.
 """
 
 from __future__ import annotations
