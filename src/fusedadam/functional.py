@@ -142,7 +142,11 @@ def ema_choices(
     checks.boolean("bias_correction", bias_correction)
     checks.mode(mode)
     options = adam_options(lr, beta1, beta2, weight_decay, eps)
-    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
+    options |= {
+        "ema_decay": checks.ema_decay("ema_decay", ema_decay),
+        "ema_warmup": 0.0,
+        "bias_correction": float(bias_correction),
+    }
     return {"decoupled": mode == 1, "clipped": False}, options
 
 
