@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches
-from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rules.rule import Rule
@@ -194,17 +193,11 @@ class Update:
     def device(self) -> torch.device:
         return self._roles[0]["param"].device
 
-    def bytes_of_table(self) -> int:
-        """How much ``memory`` a step of one tensor needs on its device."""
-        on_host = self._backends[0].needs_tensors
-        table = LaunchTable(self._special, [0], self._roles, on_host)
-        return 0 if table.home != self.device else int(table.words.nbytes)
-
     @torch.no_grad()
-    def run(self, memory: Tensor | None = None) -> None:
+    def run(self) -> None:
         checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
         count = len(self._roles)
-        prepared = Launches([self._special] * count, self._roles, self._backends, [0] * count, memory)
+        prepared = Launches([self._special] * count, self._roles, self._backends, [0] * count)
         steps = [(self._options, float(number)) for number in _steps(self._step, count)]
         scalars, order = self._rule.scalars_of(steps)
         prepared.set_scalars(scalars, np.array(order))

@@ -77,13 +77,12 @@ class Launches:
         roles: Sequence[Roles],
         backends: Sequence[Backend],
         groups: Sequence[int],
-        memory: Tensor | None = None,
         wholes: Sequence[Tensor] | None = None,
         absent: Collection[int] = (),
         passing: Collection[int] = (),
     ) -> None:
-        """``memory``: bytes for the table, of which there is only one then. ``wholes``: what ``roles`` are this
-        process's part of, if parameters are divided among processes. ``absent``: who has no gradient on this one;
+        """``wholes``: what ``roles`` are this process's part of, if parameters are divided among processes.
+        ``absent``: who has no gradient on this one;
         ``passing``: indices whose gradient is redistributed on every run."""
         pairs = zip(wholes or (), specials, strict=False)
         shardings = [sharding_of(whole) if special.has_sums else None for whole, special in pairs]
@@ -96,9 +95,7 @@ class Launches:
         self._all = []
         for (_, special, _, backend, _), mine in members.items():
             is_absent = mine[0] in absent
-            table = LaunchTable(
-                special, mine, roles, backend.needs_tensors, memory, wholes, shardings, is_absent, passing
-            )
+            table = LaunchTable(special, mine, roles, backend.needs_tensors, wholes, shardings, is_absent, passing)
             self._all.append(Launch(table, backend))
         self._shared = self._prepare_shared(groups, [own.get("grad", own["param"]).dtype for own in roles])
         self.reductions = reductions([launch.table for launch in self])

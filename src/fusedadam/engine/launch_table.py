@@ -34,8 +34,8 @@ class LaunchTable:
     """``members`` are the positions of the parameters served here, among all that take part in the step.
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
-    values on the host). ``at[name]`` is the row of a name. ``memory``: bytes of the caller's on ``home`` for the words,
-    instead of our own. ``wholes``: the parameters of which ``roles`` are this process's part, if they are divided.
+    values on the host). ``at[name]`` is the row of a name.
+    ``wholes``: the parameters of which ``roles`` are this process's part, if they are divided.
     ``absent``: this process has no gradients for them, and only learns of their sums. ``passing``: whose gradients are
     made anew for each run.
     """
@@ -46,7 +46,6 @@ class LaunchTable:
         members: Sequence[int],
         roles: Sequence[Roles],
         on_host: bool,
-        memory: Tensor | None = None,
         wholes: Sequence[Tensor] | None = None,
         shardings: Sequence[Sharding | None] | None = None,
         absent: bool = False,
@@ -126,12 +125,7 @@ class LaunchTable:
             self.words[self.at[role]] = [address_of(m[role]) for m in mine]
         for name, row in static.items():
             self.words[self.at[name]] = row
-        if memory is None:
-            self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
-        else:
-            self.on_device = memory[: self.words.nbytes].view(torch.int64).view(self.words.shape)
-            self.on_device.copy_(torch.from_numpy(self.words))
-            self.words = self.on_device.numpy() if self.home.type == "cpu" else self.words
+        self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
         self.numbers: Floats = self.words.view(np.float64)
         self.is_absent = absent
         self.moved = False  # addresses changed since they were last sent
