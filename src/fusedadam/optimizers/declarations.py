@@ -45,7 +45,7 @@ class State:
 
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
-        here = local(param)
+        here = local(param).detach()
         empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
         return with_local(param, empty.copy_(here) if self.initial == "param" else empty.zero_())
 

@@ -181,3 +181,10 @@ def test_an_option_removed_while_something_else_is_added():
     optimizer.param_groups[0]["foo"] = 1
     train(optimizer, 1)
     assert optimizer.grad_norm is None
+
+
+def test_a_backend_changed_in_a_group_is_noticed():
+    optimizer = train(fusedadam.AdamW(leaves()), 1)
+    optimizer.param_groups[0]["backend"] = "nonsense"
+    with pytest.raises(ValueError, match="nonsense"):
+        optimizer.step()
