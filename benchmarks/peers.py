@@ -13,6 +13,7 @@ import torch
 import fusedadam
 from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma, adamp_package
 from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.declarations import State
 from fusedadam.rules.rule import Value, Values, rule
 
 __all__ = [
@@ -162,9 +163,10 @@ def no_mathematics(param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value)
 
 class NoMathematics(FusedOptimizer):
     rule = no_mathematics
+    states = {"exp_avg": State(), "exp_avg_sq": State()}
 
-    def __init__(self, params: Params, lr: float = 0, weight_decay: float = 0) -> None:
-        super().__init__(params, locals())
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
 
 
 def same_bytes_no_mathematics(params: Params) -> NoMathematics:

@@ -184,7 +184,7 @@ def bytes_a_parameter(
     flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
     special = optimizer.rule.special(flags, param)
     sizes = {"param": dtype.itemsize, "grad": dtype.itemsize}
-    sizes |= {state: optimizer._new_state(param, group, state).element_size() for state in special.states}
+    sizes |= {state: optimizer.states[state].new(param, group).element_size() for state in special.states}
     visits = [role for stage in special.stages if stage.space == "element" for role in (*stage.reads, *stage.writes)]
     return sum(sizes[role] for role in visits), sum(sizes[state] for state in special.states)
 

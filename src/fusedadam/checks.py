@@ -7,7 +7,7 @@ the wrong kind, RuntimeError for tensors that do not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -59,10 +59,10 @@ def largest_norm(name: str, value: Any) -> float:
     return norm
 
 
-def max_grad_norm(value: Any) -> None:
-    if value is not None and not real("max_grad_norm", value) >= 0:
+def max_grad_norm(name: str, value: Any) -> None:
+    if value is not None and not real(name, value) >= 0:
         raise ValueError(
-            f"max_grad_norm={value!r} is out of range; it must be above 0 (infinity only takes the norm), or 0 or "
+            f"{name}={value!r} is out of range; it must be above 0 (infinity only takes the norm), or 0 or "
             "None for no clipping"
         )
 
@@ -72,7 +72,7 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
-def ema_decay(value: Any, name: str = "ema_decay") -> float:
+def ema_decay(name: str, value: Any) -> float:
     if not 0 <= (decay := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
     return decay
@@ -83,18 +83,13 @@ def mode(value: Any) -> None:
         raise ValueError(f"mode={value!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
 
 
-def betas(value: Any) -> None:
+def betas(name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"betas={value!r} is a {type(value).__name__}; it must be a pair of numbers in [0, 1)")
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a pair of numbers in [0, 1)")
     if len(value) != 2:
-        raise ValueError(f"betas={value!r} must be a pair of numbers in [0, 1)")
+        raise ValueError(f"{name}={value!r} must be a pair of numbers in [0, 1)")
     for k, beta in enumerate(value):
-        number(f"betas[{k}]", beta, below=1.0)
-
-
-def adam_options(group: Mapping[str, Any]) -> None:
-    betas(group["betas"])
-    number("eps", group["eps"])
+        number(f"{name}[{k}]", beta, below=1.0)
 
 
 def boolean(name: str, value: Any, or_none: bool = False) -> None:
@@ -111,17 +106,22 @@ def storage_dtype(name: str, value: Any) -> None:
         )
 
 
-def torch_options(group: Mapping[str, Any]) -> None:
-    """torch's own keywords: accepted and kept, so that changing the import is all that a script needs."""
-    for name in ("maximize", "capturable", "differentiable"):
-        boolean(name, group.get(name, False))
-    for name in ("foreach", "fused"):
-        boolean(name, group.get(name), or_none=True)
-    if group.get("foreach") and group.get("fused"):
-        raise RuntimeError("foreach=True and fused=True exclude each other; here both are the same, so leave them out")
-    if group.get("differentiable"):
-        raise RuntimeError("differentiable=True is not supported: the step is fused and in place; use torch.optim")
-    storage_dtype("state_dtype", group.get("state_dtype"))
+def not_differentiable(name: str, value: Any) -> None:
+    boolean(name, value)
+    if value:
+        raise RuntimeError(f"{name}=True is not supported: the step is fused and in place; use torch.optim")
+
+
+def unsupported(name: str, value: Any, error: type[Exception] = ValueError) -> None:
+    """An option that only other optimizers of the family have."""
+    boolean(name, value)
+    if value:
+        raise error(f"{name}=True is not supported by this optimizer; leave {name} out")
+
+
+def unless(special: Any, check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+    """A check that also allows one special value, such as -1 for "none"."""
+    return lambda name, value: None if value == special else check(name, value)
 
 
 def not_captured(why: str) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Launches
-from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
@@ -143,7 +142,11 @@ def ema_choices(
     checks.boolean("bias_correction", bias_correction)
     checks.mode(mode)
     options = adam_options(lr, beta1, beta2, weight_decay, eps)
-    options |= {"ema_decay": checks.ema_decay(ema_decay), "ema_warmup": 0.0, "bias_correction": float(bias_correction)}
+    options |= {
+        "ema_decay": checks.ema_decay("ema_decay", ema_decay),
+        "ema_warmup": 0.0,
+        "bias_correction": float(bias_correction),
+    }
     return {"decoupled": mode == 1, "clipped": False}, options
 
 
@@ -180,13 +183,8 @@ class Update:
     def device(self) -> torch.device:
         return self._roles[0]["param"].device
 
-    def bytes_of_table(self) -> int:
-        """How much ``memory`` a step of one tensor needs on its device."""
-        table = LaunchTable([0], self._members())
-        return 0 if table.home != self.device else int(table.words.nbytes)
-
     @torch.no_grad()
-    def run(self, memory: Tensor | None = None) -> None:
+    def run(self) -> None:
         checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
         launches = Launches(self._members())
         steps = [(self._options, float(number)) for number in _steps(self._step, len(self._roles))]

@@ -1,17 +1,19 @@
-"""Stepping during backward: a parameter is updated as soon as its gradient is complete, which is then let go."""
+"""Stepping during backward: each parameter is updated as soon as its gradient is complete, which is then freed."""
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusedadam.engine.launch import Amp
 from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
+from fusedadam.optimizers.stepper import Stepper, Targets
 from fusedadam.tensors.shards import sharding_of
 
 __all__ = ["step_in_backward"]
@@ -22,12 +24,13 @@ Optimizer = TypeVar("Optimizer", bound=FusedOptimizer)
 def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Parameter]], Optimizer]) -> Optimizer:
     """Makes an optimizer for the parameters of ``model`` that steps while ``backward()`` runs.
 
-    Each parameter is updated when its gradient is complete, and the gradient freed: never are all gradients in memory
-    at once. Results are those of ``step()``. The training loop stays as it is: ``optimizer.step()`` finds nothing left
-    to update and marks the end of the iteration; schedulers and state dicts work as always.
+    Each parameter is updated when its gradient is complete, and the gradient is freed, so that the gradients are never
+    in memory all at once. Results are the same as with ``step()``. The training loop stays as it is:
+    ``optimizer.step()`` finds nothing left to update and marks the end of the iteration; schedulers and state dicts
+    work as always.
 
-    What needs all gradients at once cannot go with it, and is refused: clipping by a norm over several parameters,
-    gradients accumulated over several calls of ``backward()``, :class:`torch.amp.GradScaler` (use bfloat16), and
+    Refuses what needs all gradients at once: clipping by a norm over several parameters, gradients accumulated over
+    several calls of ``backward()``, :class:`torch.amp.GradScaler` (use bfloat16), and
     :class:`torch.nn.parallel.DistributedDataParallel`, which adds gradients up after they are complete here.
 
     Args:
@@ -70,90 +73,92 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
             f"make_optimizer returned a {type(optimizer).__name__}; it must return an optimizer of fusedadam"
         )
     optimizer._in_backward = InBackward(optimizer)
-    optimizer._in_backward.begin([param for param in optimizer._params() if param.requires_grad])
+    optimizer._in_backward.register_hooks([param for param in optimizer._params() if param.requires_grad])
     return optimizer
 
 
 class InBackward:
-    """Steps of single parameters, on behalf of the optimizer that they belong to."""
+    """Steps of single parameters, under the options and with the states of the optimizer that they belong to."""
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = optimizer
-        self.alone: dict[Tensor, FusedOptimizer] = {}  # one for each parameter, with the options and state of all
-        self._done: set[Tensor] = set()  # since the last call of optimizer.step()
+        self.steppers: dict[Tensor, Stepper] = {}
+        self._groups: dict[Tensor, Group] = {}
+        self._updated: set[Tensor] = set()  # since the last call of optimizer.step()
         self._hooks: list[Any] = []
-        self._check(optimizer)
+        self._check(optimizer._stepper, optimizer._targets())
 
-    def begin(self, params: list[Tensor]) -> None:
-        """Removes hooks that an earlier optimizer put on these parameters."""
+    def register_hooks(self, params: list[Tensor]) -> None:
+        """Also removes hooks that an earlier optimizer put on these parameters."""
         for hook in [h for param in params for h in (param._post_accumulate_grad_hooks or {}).values()]:
             if isinstance(other := getattr(hook, "__self__", None), InBackward):
-                other.stop()
+                other.remove_hooks()
         self._hooks = [param.register_post_accumulate_grad_hook(self.step) for param in params]
 
-    def stop(self) -> None:
+    def remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._optimizer._in_backward = None
 
     @torch.no_grad()
     def step(self, param: Tensor) -> None:
-        self._optimizer._check_may_step()
-        if param in self._done:
+        optimizer = self._optimizer
+        optimizer._check_may_step()
+        if param in self._updated:
             raise RuntimeError(
                 "backward() was called again before optimizer.step(): gradients cannot be accumulated over several "
                 "calls when each is used at once; call optimizer.step() after every backward(), or, after one that "
                 "failed, optimizer.zero_grad()"
             )
-        alone = self._of(param)
-        self._check(alone)  # options may have changed
-        self._optimizer._begin_copies()
+        targets = Targets([self._group_of(param)], [[param]], {param: optimizer.state[param]})
+        stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer)))
+        self._check(stepper, targets)  # options may have changed
+        optimizer._begin_copies()
         with torch._C.DisableTorchFunction():
-            alone._step()
-        self._done.add(param)
+            stepper.run(stepper.prepare(targets, Amp()))
+        self._updated.add(param)
         param.grad = None
 
-    def give_up(self) -> None:
-        """An iteration is over, whether or not its backward pass came to an end."""
-        self._done.clear()
-
-    def end(self) -> None:
-        """An iteration is over."""
+    def end_iteration(self) -> None:
         with torch._C.DisableTorchFunction():
-            again = any(param.grad is not None for param in self._done)
+            again = any(param.grad is not None for param in self._updated)
         if again:
             raise RuntimeError(
                 "a parameter that was updated in backward has a gradient again: from a second backward(), or put there "
                 "later, as DistributedDataParallel does; call optimizer.zero_grad() to drop it, and step in backward "
                 "only where there is one backward() for each step()"
             )
-        self._done.clear()
+        self._updated.clear()
 
-    def _of(self, param: Tensor) -> FusedOptimizer:
-        """With its group's own options and its own state, whatever they become."""
-        whole, alone = self._optimizer, self.alone.get(param)
-        groups = whole.param_groups
-        if alone is not None:
-            group = alone.param_groups[0].maps[1]  # type: ignore[attr-defined]
-            if any(g is group for g in groups) and whole.state[param] is alone.state[param]:
-                return alone
-        group = next(g for g in groups if any(p is param for p in g["params"]))
-        new: Any = object.__new__(type(whole))
-        new.param_groups = [ChainMap({"params": [param]}, group)]
-        new.state, new.defaults = {param: whole.state[param]}, whole.defaults
-        new._forget()
-        self.alone[param] = new
-        return cast(FusedOptimizer, new)
+    def abandon_iteration(self) -> None:
+        """Ends an iteration whose backward pass may have failed."""
+        self._updated.clear()
+
+    def reset(self) -> None:
+        """Forgets earlier steps."""
+        self.steppers.clear()
+
+    def report(self, name: str, params: list[Tensor]) -> dict[int, float]:
+        """A value of the last step for each parameter that took part, by its position in ``params``."""
+        reports = {k: self.steppers[param].report(name) for k, param in enumerate(params) if param in self.steppers}
+        return {k: report[0] for k, report in reports.items() if report}
+
+    def _group_of(self, param: Tensor) -> Group:
+        groups = self._optimizer.param_groups
+        known = self._groups.get(param)
+        if known is None or not any(group is known for group in groups):
+            self._groups[param] = next(g for g in groups if any(p is param for p in g["params"]))
+        return self._groups[param]
 
     @staticmethod
-    def _check(optimizer: FusedOptimizer) -> None:
-        if optimizer.looks_at_several():
+    def _check(stepper: Stepper, targets: Targets) -> None:
+        if stepper.has_shared_sums(targets.groups):
             raise ValueError(
                 "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
                 "max_grad_norm out (BertAdam: use clip='parameter')"
             )
-        if optimizer.sums() and any(sharding_of(param) is not None for param in optimizer._params()):
+        if stepper.has_sums(targets.groups) and any(sharding_of(param) is not None for param in targets.params):
             raise ValueError(
                 "stepping in backward would wait for the other processes at every parameter, since this optimizer sums "
-                "over parameters that are divided among them; use optimizer.step()"
+                "over parameters that are sharded among them; use optimizer.step()"
             )

@@ -34,7 +34,7 @@ def kernels(kind, backend, monkeypatch) -> list[str]:
     if backend == "eager":
         return [
             "\n\n".join(stage.functions)
-            for launch in optimizer._last_plan.launches
+            for launch in optimizer._stepper.last_plan.launches
             for stage in launch.table.special.stages
         ]
     return [text for text in made if "def look(" not in text and "call_with_denormals" not in text]

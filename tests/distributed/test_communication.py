@@ -65,7 +65,7 @@ def count(optimizer: str, shape: tuple[int, ...], placements: list[Any]) -> tupl
         if hasattr(opt, "projections"):
             opt.projections()
     assert counted.seen == []
-    return every[0], [one.bytes for one in opt._last_plan.launches.reductions]
+    return every[0], [one.bytes for one in opt._stepper.last_plan.launches.reductions]
 
 
 def expect(answers: list[Any], optimizer: str, where: str) -> None:
@@ -115,7 +115,7 @@ def count_many(optimizer: str) -> list[Any]:
     opt = OPTIMIZERS[optimizer](params)
     with Collectives() as counted:
         opt.step()
-    assert [c.bytes for c in counted.seen] == [one.bytes for one in opt._last_plan.launches.reductions]
+    assert [c.bytes for c in counted.seen] == [one.bytes for one in opt._stepper.last_plan.launches.reductions]
     return [c.name for c in counted.seen]
 
 

@@ -34,35 +34,6 @@ def test_step_counts_follow_a_storage_that_moves():
     assert [state["step"].item() for state in optimizer.state.values()] == [5, 5]
 
 
-def test_a_parameter_moved_to_another_group_takes_that_groups_options():
-    """The order of all parameters did not change, and with it nothing that was looked at."""
-    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    optimizer = fusedadam.AdamW(
-        [{"params": params[:1], "lr": 0.0}, {"params": params[1:], "lr": 1.0}], weight_decay=0.0
-    )
-    for p in params:
-        p.grad = torch.ones(1)
-    optimizer.step()
-    optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop())
-    before = params[1].item()
-    optimizer.step()
-    assert params[1].item() == before
-
-
-def test_a_backend_changed_in_a_group_is_noticed():
-    _, optimizer = trained()
-    optimizer.param_groups[0]["backend"] = "nonsense"
-    with pytest.raises(ValueError, match="nonsense"):
-        optimizer.step()
-
-
-def test_parameters_as_a_tuple():
-    params, optimizer = trained()
-    optimizer.param_groups[0]["params"] = tuple(params)
-    optimizer.step()
-    assert optimizer.state[params[0]]["step"] == 2
-
-
 def test_parameters_that_share_memory_are_refused():
     """Two threads would write to it at once, and the result would depend on them."""
     base = torch.ones(10)
@@ -87,32 +58,6 @@ def test_a_state_with_moments_but_no_step_is_refused():
     del optimizer.state[params[0]]["step"]
     with pytest.raises(RuntimeError, match="no 'step'"):
         optimizer.step()
-
-
-def test_options_that_a_checkpoint_does_not_have_stay():
-    params = [torch.nn.Parameter(torch.ones(3))]
-    theirs = torch.optim.AdamW(params)
-    ours = fusedadam.EmaAdamW([{"params": params, "ema_decay": 0.5}], state_dtype=torch.float64)
-    ours.load_state_dict(theirs.state_dict())
-    assert ours.param_groups[0]["ema_decay"] == 0.5
-    assert ours.param_groups[0]["state_dtype"] == torch.float64
-
-
-@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
-def test_ema_adamw_refuses_what_it_does_not_do(option):
-    with pytest.raises(ValueError, match=option):
-        fusedadam.EmaAdamW([{"params": [torch.nn.Parameter(torch.ones(1))], option: True}])
-
-
-def test_the_ema_reaches_the_state_dict_though_a_hook_replaces_its_tensors():
-    model = torch.nn.Linear(2, 2)
-    model.register_state_dict_post_hook(
-        lambda m, state, prefix, meta: state.update({k: v.detach() for k, v in state.items()})
-    )
-    optimizer = fusedadam.EmaAdamW(model.parameters(), lr=0.5, ema_warmup=False)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    assert torch.equal(optimizer.ema_state_dict(model)["weight"], optimizer.state[model.weight]["ema_params"])
 
 
 def test_an_interrupted_step_waits_for_its_threads():

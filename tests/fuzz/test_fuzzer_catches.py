@@ -14,6 +14,7 @@ from hypothesis import Phase
 from fusedadam.engine import plan, snapshot
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.group_options import GroupOptions
 from tests.fuzz.machine import fuzz, machine
 
 EXAMPLES = 60
@@ -33,7 +34,7 @@ def blind_to_the_negative_bit(monkeypatch):
 
 
 def changed_options_are_not_checked(monkeypatch):
-    monkeypatch.setattr(FusedOptimizer, "_check_changed", lambda *_: None)
+    monkeypatch.setattr(GroupOptions, "_check_changed", lambda *_: None)
 
 
 def bias_correction_is_one_step_ahead(monkeypatch):

@@ -35,8 +35,9 @@ def sgd(param: Value, grad: Value, *, lr: Scalar) -> Values:
 
 class SGD(FusedOptimizer):
     rule = sgd
-    def __init__(self, params, lr=0.5, weight_decay=0):
-        super().__init__(params, locals())
+    states = {{}}
+    def __init__(self, params, lr=0.5):
+        super().__init__(params, lr=lr)
 """
 
 USE_HELPER = """

@@ -110,7 +110,7 @@ def test_the_summary_counts_every_byte_by_state_and_dtype():
 def test_the_tables_are_counted_once():
     """On a CPU the words on the host and the table that kernels read are one."""
     optimizer = stepped(max_grad_norm=1.0)
-    (launch,) = optimizer._last_plan.launches
+    (launch,) = optimizer._stepper.last_plan.launches
     expected = launch.table.words.nbytes + sum(t.nbytes for t in launch.table.partials.values())
     tables = [k.bytes for k in memory._tables(optimizer)]
     assert sum(tables) == expected > 0

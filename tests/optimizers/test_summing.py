@@ -130,26 +130,6 @@ def test_norms_that_are_kept_do_not_change_later():
     assert fusedadam.AdamW(leaves()).grad_norm is None
 
 
-def test_projections_before_the_first_step_and_after_a_group_was_added():
-    params = leaves()
-    optimizer = fusedadam.AdamP(params, delta=1e6)
-    assert set(optimizer.projections().values()) == {"none"}
-    train(optimizer, 1)
-    assert [optimizer.projections()[p] for p in params] == ["channel", "none", "channel", "none"]
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
-    assert list(optimizer.projections().values()) == ["channel", "none", "channel", "none", "none"]
-
-
-def test_a_state_dict_of_torchs_adamw_goes_on_in_adamp():
-    params = leaves()
-    theirs = torch.optim.AdamW(params)
-    train(theirs, 3)
-    ours = fusedadam.AdamP(params)
-    ours.load_state_dict(theirs.state_dict())
-    train(ours, 1, start=3)
-    assert all(ours.state[p]["step"] == 4 for p in params)
-
-
 @pytest.mark.parametrize(
     ("make", "options", "names"),
     [
@@ -169,14 +149,6 @@ def test_a_state_dict_of_torchs_adamw_goes_on_in_adamp():
 def test_bad_options_are_refused_by_name(make, options, names):
     with pytest.raises((ValueError, TypeError), match=names):
         make(leaves(), **options)
-
-
-def test_bert_adam_without_clipping():
-    for off in (0, -1, None):
-        optimizer = fusedadam.BertAdam(leaves(), max_grad_norm=off)
-        (stage,) = optimizer.rule.special(dict.fromkeys(optimizer.rule.flags, False)).stages
-        assert_equal(train(optimizer, 2), train(fusedadam.BertAdam(leaves(), max_grad_norm=1e30), 2))
-        assert not stage.sums
 
 
 def test_infinity_takes_the_norm_and_clips_nothing():

@@ -7,6 +7,7 @@ import torch
 
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.declarations import State
 from fusedadam.rules.ops import maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from tests.support import PLACES
@@ -81,9 +82,10 @@ def swap(param: Value, grad: Value, previous: Value) -> Values:
 
 class Swap(FusedOptimizer):
     rule = swap
+    states = {"previous": State()}
 
-    def __init__(self, params, lr=0.0, weight_decay=0.0, *, backend=None):
-        super().__init__(params, locals())
+    def __init__(self, params, *, backend=None):
+        super().__init__(params, backend=backend)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -1,4 +1,4 @@
-"""CANN's two-phase call of ApplyFusedEmaAdam: the first checks everything and prepares, the second runs.
+"""CANN's two-phase call of ApplyFusedEmaAdam: the first phase checks everything, the second runs.
 
     >>> grad, var, m, v, s = (torch.full((2,), value) for value in (1.0, 1.0, 0.0, 0.0, 1.0))
     >>> status, size, executor = aclnnApplyFusedEmaAdamGetWorkspaceSize(
@@ -8,8 +8,11 @@
     >>> s
     tensor([0.7500, 0.7500])
 
-Both give a status instead of raising. :func:`aclGetRecentErrMsg` has the reason in words of the last one, in this
-thread, that was not 0.
+Both return a status instead of raising. If it is not 0, :func:`aclGetRecentErrMsg` returns the reason in words, for
+each thread its own.
+
+The workspace is checked as CANN checks it, and not used: its size is what the addresses and scalars of one launch need,
+which fusedadam keeps in memory of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.ascend.operators import ema_update
 from fusedadam.functional import Update
+from fusedadam.optimizers.ema_adamw import ema_adam
 
 __all__ = [
     "ACLNN_ERR_PARAM_INVALID",
@@ -39,30 +43,31 @@ __all__ = [
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001
 ACLNN_ERR_PARAM_INVALID = 161002
+WORKSPACE_SIZE = 8 * len((*ema_adam.roles, *ema_adam.scalar_names))  # bytes; each an address or a float64
 
 _last = threading.local()
 
 
 class Executor:
-    """A step that is checked and has yet to run, once."""
+    """A step that is checked, and that can run once."""
 
     def __init__(self, update: Callable[[], Update]) -> None:
+        update()  # checks everything
         self._update: Callable[[], Update] | None = update
-        self.workspace_size = update().bytes_of_table()
 
     def run(self, workspace: Any, size: Any, stream: Any) -> None:
         if self._update is None:
             raise ValueError("executor has run already, and runs once; get another from the first phase")
-        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < self.workspace_size:
-            raise ValueError(f"workspaceSize is {size!r}; it must be at least {self.workspace_size}")
-        update = self._update()  # checks the tensors once more: they may have become others since
-        memory = _memory(workspace, int(size), update) if self.workspace_size else None
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < WORKSPACE_SIZE:
+            raise ValueError(f"workspaceSize is {size!r}; it must be at least {WORKSPACE_SIZE}")
+        update = self._update()  # checks the tensors again: they may have changed since
+        _check_workspace(workspace, int(size), update)
         with _on(stream, update.device):
-            update.run(memory)
+            update.run()
         self._update = None
 
 
-def _memory(workspace: Any, size: int, update: Update) -> Tensor:
+def _check_workspace(workspace: Any, size: int, update: Update) -> None:
     if not isinstance(workspace, Tensor) or workspace.layout != torch.strided or workspace.is_quantized:
         raise TypeError(f"workspace is a {type(workspace).__name__}; it must be a plain tensor of memory")
     if not workspace.is_contiguous():
@@ -71,11 +76,10 @@ def _memory(workspace: Any, size: int, update: Update) -> Tensor:
         raise ValueError(f"workspace is on {workspace.device}; it must be on {update.device}, as varRef is")
     memory = workspace.detach().view(-1).view(torch.uint8)
     if memory.numel() < size:
-        raise ValueError(f"workspace has {memory.numel()} bytes, but workspaceSize says {size}; they must be there")
+        raise ValueError(f"workspace has {memory.numel()} bytes, but workspaceSize is {size}; make it that large")
     if memory.data_ptr() % 8:
         raise ValueError("workspace must begin at a multiple of 8 bytes")
     checks.no_shared_memory([("workspace", memory), *update.tensors])
-    return memory
 
 
 def aclnnApplyFusedEmaAdamGetWorkspaceSize(
@@ -83,7 +87,7 @@ def aclnnApplyFusedEmaAdamGetWorkspaceSize(
     step: Tensor | None, lr: float, emaDecay: float, beta1: float, beta2: float, eps: float, mode: int,
     biasCorrection: bool, weightDecay: float,
 ) -> tuple[int, int, Executor | None]:  # fmt: skip
-    """Checks everything; gives the status, the size of the workspace in bytes, and an executor that runs once."""
+    """Checks everything; returns the status, the size of the workspace in bytes, and an executor that runs once."""
     tensors = {"grad": grad, "varRef": varRef, "mRef": mRef, "vRef": vRef, "sRef": sRef}
     for name, value in {**tensors, "step": step}.items():
         if value is None:
@@ -91,33 +95,32 @@ def aclnnApplyFusedEmaAdamGetWorkspaceSize(
     try:
         if not isinstance(step, Tensor):
             raise TypeError(f"step is a {type(step).__name__}; it must be an int64 tensor of one element")
-        checks.ema_decay(emaDecay, "emaDecay")
+        checks.ema_decay("emaDecay", emaDecay)
         checks.boolean("biasCorrection", biasCorrection)
         checks.number("weightDecay", weightDecay)
         options = (lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
         executor = Executor(lambda: ema_update(tensors, step, *options))
     except (TypeError, ValueError, RuntimeError) as error:
         return _failed(ACLNN_ERR_PARAM_INVALID, str(error)), 0, None
-    return ACLNN_SUCCESS, executor.workspace_size, executor
+    return ACLNN_SUCCESS, WORKSPACE_SIZE, executor
 
 
 def aclnnApplyFusedEmaAdam(workspace: Any, workspaceSize: int, executor: Executor | None, stream: Any) -> int:
-    """Runs what the first phase has prepared; gives the status.
+    """Takes the step that the first phase has checked; returns the status.
 
     Args:
-        workspace: memory on the tensors' device, as a contiguous tensor of any dtype
-        workspaceSize: how many bytes of it may be used, at least what the first phase said
-        executor: what the first phase gave
+        workspace: memory on the tensors' device, as a contiguous tensor of any dtype; it is checked, and not written
+        workspaceSize: how many bytes it has, at least the size that the first phase returned
+        executor: the one that the first phase returned
         stream: the stream to run on, or None for the current one
     """
     if executor is None:
-        return _failed(ACLNN_ERR_PARAM_NULLPTR, "executor is missing; it must be what the first phase gave")
+        return _failed(ACLNN_ERR_PARAM_NULLPTR, "executor is missing; pass the one that the first phase returned")
     if not isinstance(executor, Executor):
         kind = type(executor).__name__
-        return _failed(ACLNN_ERR_PARAM_INVALID, f"executor is a {kind}; it must be what the first phase gave")
-    if workspace is None and executor.workspace_size:
-        needed = f"a tensor of {executor.workspace_size} bytes"
-        return _failed(ACLNN_ERR_PARAM_NULLPTR, f"workspace is missing; it must be {needed}")
+        return _failed(ACLNN_ERR_PARAM_INVALID, f"executor is a {kind}; pass the one that the first phase returned")
+    if workspace is None:
+        return _failed(ACLNN_ERR_PARAM_NULLPTR, f"workspace is missing; it must be a tensor of {WORKSPACE_SIZE} bytes")
     try:
         executor.run(workspace, workspaceSize, stream)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -126,7 +129,7 @@ def aclnnApplyFusedEmaAdam(workspace: Any, workspaceSize: int, executor: Executo
 
 
 def aclGetRecentErrMsg() -> str | None:
-    """Why the last call in this thread that failed did; None if none has. Asking takes it away."""
+    """Why the last call that failed in this thread did so, and None if none did. A reason is returned once."""
     reason = getattr(_last, "reason", None)
     _last.reason = None
     return reason

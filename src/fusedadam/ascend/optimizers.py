@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from fusedadam import checks
 from fusedadam.clipping import clip_grad_norm_
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import AdamW
-from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.bert_adam import BertAdam
+from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 
 __all__ = ["FusedEmaAdamW", "NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam"]
@@ -53,7 +53,9 @@ class NpuFusedAdamW(NpuFusedOptimizer, AdamW):
         self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False,
     ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(self, params, locals())
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad
+        )  # fmt: skip
 
 
 class NpuFusedAdamP(NpuFusedOptimizer, AdamP):
@@ -70,7 +72,10 @@ class NpuFusedAdamP(NpuFusedOptimizer, AdamP):
         self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False,
     ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(self, params, locals())
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
+            nesterov=nesterov,
+        )  # fmt: skip
 
 
 class NpuFusedBertAdam(NpuFusedOptimizer, BertAdam):
@@ -91,7 +96,10 @@ class NpuFusedBertAdam(NpuFusedOptimizer, BertAdam):
         b1: float = 0.9, b2: float = UNGIVEN_B2, e: float = 1e-6, weight_decay: float = 0.01,
         max_grad_norm: float = 1.0,
     ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(self, params, locals())
+        FusedOptimizer.__init__(
+            self, params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
+            weight_decay=weight_decay, max_grad_norm=max_grad_norm,
+        )  # fmt: skip
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict) and {**self.defaults, **param_group}["b2"] is UNGIVEN_B2:
@@ -128,7 +136,15 @@ class FusedEmaAdamW(EmaAdamW):
         >>> optimizer.restore(optimizer.param_groups)
     """
 
-    NAMES = {"ema_warmup": "use_num_updates", "decoupled": "adam_w_mode"}
+    options = EmaAdamW.options | {
+        "use_num_updates": checks.boolean, "adam_w_mode": checks.boolean, "set_grad_none": checks.boolean,
+        "amsgrad": functools.partial(checks.unsupported, error=RuntimeError),
+        "maximize": functools.partial(checks.unsupported, error=RuntimeError),
+    }  # fmt: skip
+    derived = EmaAdamW.derived | {
+        "ema_warmup": lambda group: group["use_num_updates"],
+        "decoupled": lambda group: group["adam_w_mode"],
+    }
     _stored: list[tuple[Tensor, Tensor]] | None = None
 
     def __init__(
@@ -137,17 +153,11 @@ class FusedEmaAdamW(EmaAdamW):
         use_num_updates: bool = True, bias_correction: bool = True, adam_w_mode: bool = True,
         set_grad_none: bool = True,
     ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(self, params, locals())
-
-    def check(self, group: Group) -> None:
-        checks.boolean("set_grad_none", group["set_grad_none"])
-        for name in ("amsgrad", "maximize"):
-            checks.boolean(name, group[name])
-            if group[name]:
-                raise RuntimeError(f"{name}=True is not supported by FusedEmaAdamW; leave it out")
-        for theirs in self.NAMES.values():
-            checks.boolean(theirs, group[theirs])
-        super().check({"ema_dtype": None, **group, **{ours: group[theirs] for ours, theirs in self.NAMES.items()}})
+        FusedOptimizer.__init__(
+            self, params, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, ema_decay=ema_decay, amsgrad=amsgrad,
+            maximize=maximize, use_num_updates=use_num_updates, bias_correction=bias_correction,
+            adam_w_mode=adam_w_mode, set_grad_none=set_grad_none,
+        )  # fmt: skip
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Sets the gradients to None or to zero: as told, otherwise as ``set_grad_none`` says."""
@@ -174,6 +184,3 @@ class FusedEmaAdamW(EmaAdamW):
         for param, before in self._stored:
             param.copy_(before)
         self._stored = None
-
-    def _option(self, group: Group, name: str) -> Any:
-        return super()._option(group, self.NAMES.get(name, name))

@@ -1,9 +1,14 @@
 """The optimizers: one file each, with its rule, its scalars and its class, on a base that knows torch's contract.
 
 adamw.py, adamp.py, bert_adam.py, ema_adamw.py
-base.py            groups, closure, ``step()``, state dicts
+declarations.py    what a class declares: states, options, and flags that follow from options
+base.py            torch's contract: groups, closure, ``step()``
+stepper.py         the path of a step: options, plan, infinities, run
 group_options.py   the options of all groups, checked when they change
-memory.py          what an optimizer keeps: ``repr`` and ``memory_summary()``
-state_dicts.py     state dicts saved by other optimizers: converted, or refused
-distributed.py     what FSDP, ZeRO, GradScaler and distributed checkpoints expect
+state_dicts.py     saving and loading
+conversion.py      state dicts saved by other optimizers: converted, or refused
+memory.py          how much memory an optimizer keeps: ``repr`` and ``memory_summary()``
+capture.py         whether a step can be captured in a CUDA graph
+distributed.py     what FSDP, ZeRO and GradScaler expect
+callers.py         who is calling, where only the call stack tells
 """

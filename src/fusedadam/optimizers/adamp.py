@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import OPTIONS, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -103,6 +104,11 @@ class AdamP(FusedOptimizer):
     """
 
     rule = adamp
+    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False)}
+    options = OPTIONS | {
+        "betas": checks.betas, "eps": checks.number, "delta": checks.number, "wd_ratio": checks.number,
+        "nesterov": checks.boolean,
+    }  # fmt: skip
 
     # fmt: off
     def __init__(
@@ -112,15 +118,12 @@ class AdamP(FusedOptimizer):
         capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(params, locals())
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
+            nesterov=nesterov, max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+        )
     # fmt: on
-
-    def check(self, group: Group) -> None:
-        super().check(group)
-        checks.adam_options(group)
-        checks.number("delta", group["delta"])
-        checks.number("wd_ratio", group["wd_ratio"])
-        checks.boolean("nesterov", group["nesterov"])
 
     def projections(self) -> dict[Tensor, str]:
         """What the last step did to each parameter: ``"channel"``, ``"layer"`` or ``"none"``. Waits for the device."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import OPTIONS, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -63,12 +64,12 @@ class AdamW(FusedOptimizer):
         eps: added to the denominator
         weight_decay: decoupled weight decay
         amsgrad: divide by the largest second moment so far
-        max_grad_norm: gradients are scaled down, on the way into the update, so that the norm of all of them together
-            is at most this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` itself stays as it is, and
-            ``optimizer.grad_norm`` is what the norm was. A group with None or 0 is neither counted nor clipped;
-            infinity only takes the norm
+        max_grad_norm: clips gradients, on the way into the update, so that the norm of all of them together is at most
+            this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` stays as it is, and
+            ``optimizer.grad_norm`` has the norm before clipping. A group with None or 0 is neither counted nor clipped;
+            infinity only computes the norm
         maximize: go up the gradient instead of down
-        foreach, fused: accepted and kept, as torch's, but nothing is chosen by it: every step is fused
+        foreach, fused: accepted, as by torch, but without effect: every step is fused
         capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one
             before the capture); ``lr`` may then be a tensor there, and change between replays
         differentiable: not supported
@@ -83,6 +84,8 @@ class AdamW(FusedOptimizer):
     """
 
     rule = adam
+    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False), "max_exp_avg_sq": State(signed=False)}
+    options = OPTIONS | {"betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean}
     fixed = {"decoupled": True}
 
     # fmt: off
@@ -92,13 +95,12 @@ class AdamW(FusedOptimizer):
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(params, locals())
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+        )
     # fmt: on
-
-    def check(self, group: Group) -> None:
-        super().check(group)
-        checks.adam_options(group)
-        checks.boolean("amsgrad", group["amsgrad"])
 
 
 class Adam(AdamW):
@@ -130,5 +132,9 @@ class Adam(AdamW):
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        FusedOptimizer.__init__(self, params, locals())
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+        )
     # fmt: on

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Group, Params
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -55,6 +57,12 @@ def bert_adam(
 # fmt: on
 
 
+def clips_by(whose: str, group: Group) -> bool:
+    """Whether a group's gradients are clipped by the norm of each parameter, of the group or of all."""
+    norm = group.get("max_grad_norm")
+    return norm is not None and float(norm) > 0 and group.get("clip", CLIPS[0]) == whose
+
+
 class BertAdam(FusedOptimizer):
     r"""The Adam of BERT's training scripts: gradients clipped, no bias correction, a schedule built in.
 
@@ -89,6 +97,18 @@ class BertAdam(FusedOptimizer):
     """
 
     rule = bert_adam
+    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False)}
+    options = OPTIONS | {
+        "warmup": checks.unless(-1, functools.partial(checks.number, below=1.0)),
+        "t_total": checks.unless(-1, functools.partial(checks.number, low=1)),
+        "schedule": functools.partial(checks.one_of, allowed=SCHEDULES),
+        "b1": functools.partial(checks.number, below=1.0),
+        "b2": functools.partial(checks.number, below=1.0),
+        "e": checks.number,
+        "max_grad_norm": checks.unless(-1, checks.max_grad_norm),
+        "clip": functools.partial(checks.one_of, allowed=CLIPS),
+    }
+    derived = DERIVED | {f"clip_{whose}": functools.partial(clips_by, whose) for whose in CLIPS}
     also_called = {"next_m": "exp_avg", "next_v": "exp_avg_sq"}  # NVIDIA's
 
     # fmt: off
@@ -99,33 +119,19 @@ class BertAdam(FusedOptimizer):
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(params, locals())
+        super().__init__(
+            params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
+            weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, foreach=foreach,
+            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+        )
     # fmt: on
-
-    def check(self, group: Group) -> None:
-        super().check({**group, "max_grad_norm": None} if group["max_grad_norm"] == -1 else group)
-        for name in ("b1", "b2"):
-            checks.number(name, group[name], below=1.0)
-        checks.number("e", group["e"])
-        if group["warmup"] != -1:
-            checks.number("warmup", group["warmup"], below=1.0)
-        if group["t_total"] != -1:
-            checks.number("t_total", group["t_total"], low=1)
-        checks.one_of("schedule", group["schedule"], SCHEDULES)
-        checks.one_of("clip", group.get("clip", CLIPS[0]), CLIPS)
 
     def get_lr(self) -> list[float]:
         """The learning rate that each parameter's next step will have."""
         rates = []
         for group in self.param_groups:
-            options = [self._option(group, name) for name in ("lr", "warmup", "t_total", "schedule")]
+            options = [self.value(group, name) for name in ("lr", "warmup", "t_total", "schedule")]
             for param in group["params"]:
                 done = float(self.state[param].get("step", 0)) if param in self.state else 0.0
                 rates.append(float(scheduled_lr(done, *options)))
         return rates
-
-    def _option(self, group: Group, name: str) -> Any:
-        if name.startswith("clip_"):
-            clipping = group["max_grad_norm"] is not None and float(group["max_grad_norm"]) > 0
-            return clipping and group.get("clip", CLIPS[0]) == name.removeprefix("clip_")
-        return super()._option(group, name)

@@ -1,7 +1,4 @@
-"""What torch's ways to train on many devices ask of an optimizer, beyond DTensors (shards.py): FSDP, ZeRO, GradScaler.
-
-Some can only be detected from the call stack.
-"""
+"""What FSDP, ZeRO and GradScaler expect of an optimizer, beyond DTensors (tensors/shards.py)."""
 
 from __future__ import annotations
 
@@ -21,20 +18,17 @@ if TYPE_CHECKING:
 
     from fusedadam.optimizers.base import FusedOptimizer
 
-ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-CHECKPOINT = "torch.distributed.checkpoint.state_dict"
-
 
 def is_waited_for(param: Tensor, special: SpecializedRule) -> bool:
-    """Whether other processes, which have parts of this parameter, cannot do without what this one adds to sums.
+    """Whether other processes, which have shards of this parameter, wait for this one's contribution to sums.
 
-    Whether it requires a gradient is not asked: another process may still have one from before it was frozen.
+    ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
     return special.has_sums and param.dtype in STORAGES and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:
-    """A step is skipped by all processes that have parts of the same parameters, or by none."""
+    """Whether any process with shards of the same parameters has found an infinity: all of them skip, or none."""
     import torch.distributed as dist
 
     from fusedadam.engine.reduction import group_of
@@ -45,43 +39,21 @@ def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:
     return found_inf
 
 
-def only_wants_states() -> bool:
-    """Whether torch.distributed.checkpoint has called step(), with gradients of zero, to see which states there are.
-
-    It means no step: nothing is to be counted, and nothing to be averaged.
-    """
-    return any(name == "_init_optim_state" and module == CHECKPOINT for module, name in _callers(12))
-
-
-def made_by_zero() -> bool:
-    return any(module == ZERO for module, _ in _callers(8))
-
-
 def are_flat(params: Iterable[Tensor]) -> bool:
-    """Whether FSDP's first version has made one vector of them, of which each process has a part."""
+    """Whether FSDP1 has flattened parameters into one vector, of which each process has a shard."""
     return any(getattr(param, "_fsdp_flattened", False) for param in params)
 
 
-def check_not_flat(params: Iterable[Tensor], optimizer: FusedOptimizer) -> None:
-    """Refuses rules that sum on flat parameters, which have neither rows nor an end."""
-    if are_flat(params) and optimizer.sums():
-        raise ValueError(
-            f"{type(optimizer).__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
-            "flattened and divided; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or use an "
-            "optimizer, and options, without norms and projections"
-        )
-
-
 def check_has_all_averages(optimizer: FusedOptimizer) -> None:
-    """Refuses to put averages into a model of which some parts would stay as they are."""
+    """Refuses to put averages into a model if some weights would stay as trained."""
     if are_flat(optimizer._params()):
         raise RuntimeError(
             "FullyShardedDataParallel keeps weights that it has gathered, so averages would not reach the model; shard "
             "it with torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
-    if optimizer._has_a_part:
+    if optimizer._is_partial:
         raise RuntimeError(
-            "ZeroRedundancyOptimizer gives each process some of the parameters, and so some of the averages only; use "
+            "ZeroRedundancyOptimizer gives each process some of the parameters, and so only some of the averages; use "
             "EmaAdamW itself, or shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
         )
 
@@ -97,9 +69,8 @@ def fsdp_modules(params: Iterable[Tensor]) -> list[Any]:
     return [m for m in modules if any(id(p) in mine for p in _sharded_params(m))]
 
 
-def gather_anew(modules: Iterable[Any]) -> None:
-    """What a forward pass has gathered is let go (the outermost module of FSDP2 keeps it), so that the next one sees
-    weights that have been changed since."""
+def drop_gathered(modules: Iterable[Any]) -> None:
+    """Drops gathered weights, which the outermost module of FSDP2 keeps, so that the next forward pass sees changes."""
     for module in modules:
         module.reshard()
 
@@ -107,14 +78,4 @@ def gather_anew(modules: Iterable[Any]) -> None:
 def _sharded_params(module: Any) -> list[Tensor]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [one.sharded_param for group in groups if group is not None for one in group.fsdp_params]
-
-
-def _callers(depth: int) -> Iterable[tuple[str, str]]:
-    """Modules and functions, from the inside."""
-    frame: Any = sys._getframe(1)
-    for _ in range(depth):
-        if frame is None:
-            return
-        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        frame = frame.f_back
+    return [wrapped.sharded_param for group in groups if group is not None for wrapped in group.fsdp_params]

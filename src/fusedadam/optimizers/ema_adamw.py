@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fusedadam import checks
 from fusedadam.optimizers import distributed
-from fusedadam.optimizers.base import FusedOptimizer, Group, Params, State
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import OPTIONS, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -81,7 +82,16 @@ class EmaAdamW(FusedOptimizer):
     """
 
     rule = ema_adam
-    states = {"ema_params": State(copy_of_param=True, dtype_option="ema_dtype")}
+    states = {
+        "exp_avg": State(),
+        "exp_avg_sq": State(signed=False),
+        "ema_params": State(initial="param", dtype_option="ema_dtype"),
+    }
+    options = OPTIONS | {
+        "betas": checks.betas, "eps": checks.number, "ema_decay": checks.ema_decay, "ema_warmup": checks.boolean,
+        "decoupled": checks.boolean, "bias_correction": checks.boolean, "ema_dtype": checks.storage_dtype,
+        "amsgrad": checks.unsupported, "maximize": checks.unsupported,
+    }  # fmt: skip
 
     # fmt: off
     def __init__(
@@ -91,18 +101,13 @@ class EmaAdamW(FusedOptimizer):
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, backend: str | None = None,
     ) -> None:
-        super().__init__(params, locals())
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
+            decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            state_dtype=state_dtype, backend=backend,
+        )
     # fmt: on
-
-    def check(self, group: Group) -> None:
-        super().check(group)
-        checks.adam_options(group)
-        checks.ema_decay(group["ema_decay"])
-        for name in ("ema_warmup", "decoupled", "bias_correction"):
-            checks.boolean(name, group[name])
-        checks.storage_dtype("ema_dtype", group["ema_dtype"])
-        if group.get("amsgrad") or group.get("maximize"):
-            raise ValueError("amsgrad and maximize are not options of EmaAdamW; leave them out")
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
@@ -114,7 +119,7 @@ class EmaAdamW(FusedOptimizer):
         Stepping inside is refused: the trained weights come back at the end, and the step would be lost.
         """
         distributed.check_has_all_averages(self)
-        self._renew_copies()
+        self._refresh_copies()
         averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
         sharded = distributed.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
@@ -126,7 +131,7 @@ class EmaAdamW(FusedOptimizer):
                 with torch.no_grad():
                     for (param, _), before in zip(averaged, trained, strict=True):
                         param.copy_(before)
-                distributed.gather_anew(sharded)
+                distributed.drop_gathered(sharded)
                 is_back = True
 
         with contextlib.ExitStack() as stack:
@@ -137,7 +142,7 @@ class EmaAdamW(FusedOptimizer):
             with torch.no_grad():
                 for param, ema in averaged:
                     param.copy_(ema)
-            distributed.gather_anew(sharded)
+            distributed.drop_gathered(sharded)
             yield
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
@@ -147,7 +152,7 @@ class EmaAdamW(FusedOptimizer):
         average for which there is no entry.
         """
         distributed.check_has_all_averages(self)
-        self._renew_copies()
+        self._refresh_copies()
         # filled in place: it carries the modules' versions. First: under FSDP it brings the sharded parameters back
         state = model.state_dict()
         names = {param: name for name, param in model.named_parameters()}

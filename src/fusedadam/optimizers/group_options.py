@@ -1,117 +1,113 @@
-"""The options of an optimizer's groups, read anew in every step: anybody may change them at any time.
+"""The options of an optimizer's groups, read in every step: a scheduler or a user may change them at any time.
 
-Most steps find what the last one found, which is told by identity alone. Where something changed, what changed is
-checked as when the optimizer was made, before anything is written.
+Most steps find the same objects as the last step, and reading them is one comparison by identity. Options that have
+changed are checked as when the optimizer was made, before anything is written.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fusedadam.optimizers.declarations import Group
 from fusedadam.rules.rule import Options
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
+if TYPE_CHECKING:
+    from fusedadam.optimizers.base import FusedOptimizer
+
 LARGEST_ROUNDING_ERROR = 1e-12  # of a learning rate that should be 0
 
-Group: TypeAlias = dict[str, Any]
 Flags: TypeAlias = tuple[bool, ...]
 
 
-class Source(NamedTuple):
-    """Where flags and hyper-parameters come from: ``option(group, name)``; ``check(group, changed)`` raises. ``names``:
-    the options there are; whatever else is in a group belongs to its owner."""
-
-    names: Container[str]
-    flags: Sequence[str]
-    hyper_parameters: Sequence[str]
-    option: Callable[[Group, str], Any]
-    check: Callable[[Group, Sequence[str]], None]
-
-
-class Known(NamedTuple):
-    """What was found in a group."""
+class Reading(NamedTuple):
+    """What was read from a group."""
 
     flags: Flags
     options: Options
-    seen: list[Any]  # keys and values
-    checked: Mapping[str, Any]  # what the values were when they were checked
-    live: frozenset[str]  # options that may change without becoming other objects
+    seen: list[Any]  # keys, then values
+    checked: Mapping[str, Any]  # each option's value when it was checked
+    mutable: frozenset[str]  # options that may change without becoming another object
 
 
-NOTHING = Known((), (), [], {}, frozenset())
+UNREAD = Reading((), (), [], {}, frozenset())
 
 
 class GroupOptions:
-    """The flags and hyper-parameters of each group."""
+    """The flags and hyper-parameters of each group, as an optimizer class declares them."""
 
-    def __init__(self) -> None:
-        self._known: list[Known] = []
+    def __init__(self, optimizer: type[FusedOptimizer]) -> None:
+        self._optimizer = optimizer
+        self._readings: list[Reading] = []
 
-    def read(self, groups: Sequence[Group], source: Source) -> tuple[list[Flags], list[Options]]:
-        if len(groups) != len(self._known):
-            self._known = [NOTHING] * len(groups)
+    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[Options]]:
+        if len(groups) != len(self._readings):
+            self._readings = [UNREAD] * len(groups)
         for k, group in enumerate(groups):
-            now, known = [*group, *group.values()], self._known[k]
-            if known.live or len(now) != len(known.seen) or not all(map(operator.is_, now, known.seen)):
-                self._known[k] = _found(group, now, known, source)
-        return [known.flags for known in self._known], [known.options for known in self._known]
+            now, last = [*group, *group.values()], self._readings[k]
+            if last.mutable or len(now) != len(last.seen) or not all(map(operator.is_, now, last.seen)):
+                self._readings[k] = self._read(group, now, last)
+        return [reading.flags for reading in self._readings], [reading.options for reading in self._readings]
 
+    def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
+        keys, declared = list(group), self._optimizer
+        same_keys = len(now) == len(last.seen) and last.seen[: len(keys)] == keys
+        values, seen = now[len(keys) :], last.seen[len(keys) :]
+        if same_keys:
+            triples = zip(keys, values, seen, strict=True)
+            keys = [name for name, value, before in triples if value is not before or name in last.mutable]
+        found = {name: _value(name, group[name]) for name in keys if name in declared.options}
+        changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
+        if changed:
+            self._check_changed(group, changed)
+        flags, options = last.flags, last.options
+        if changed or not same_keys:
+            flags = tuple(bool(declared.value(group, name)) for name in declared._flags)
+            options = tuple(_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters)
+        mutable = frozenset(name for name in {*last.mutable, *found} if name in group and _is_mutable(group[name]))
+        return Reading(flags, options, now, {**(last.checked if same_keys else {}), **found}, mutable)
 
-def _found(group: Group, now: list[Any], known: Known, source: Source) -> Known:
-    keys, seen = list(group), known.seen
-    same_keys = len(now) == len(seen) and seen[: len(keys)] == keys
-    before = known.checked if same_keys else {}
-    pairs = zip(keys, now[len(keys) :], seen[len(keys) :] if same_keys else now, strict=False)
-    others = [name for name, value, last in pairs if not same_keys or value is not last or name in known.live]
-    values = {name: _value(name, group[name]) for name in others if name in source.names}
-    changed = [n for n, v in values.items() if n not in known.checked or not _same(v, known.checked[n])]
-    if changed:
-        source.check(group, changed)
-    flags, options = known.flags, known.options
-    if changed or not same_keys:
-        flags = tuple(bool(source.option(group, name)) for name in source.flags)
-        options = tuple(_number(name, source.option(group, name)) for name in source.hyper_parameters)
-    live = frozenset(name for name in {*known.live, *values} if name in group and _may_change(group[name]))
-    return Known(flags, options, now, {**before, **values}, live)
+    def _check_changed(self, group: Group, names: Sequence[str]) -> None:
+        self._optimizer.check(readable(group), names)
 
 
 def readable(group: Group) -> Group:
-    """The group as it is checked: no check waits for a device, or minds a rounding error."""
-    now = {n: 0.0 if n in MAY_BE_ON_DEVICE and _is_elsewhere(v) else v for n, v in dict(group).items()}
-    return {**now, "lr": without_rounding_error(now["lr"])} if "lr" in now else now
+    """The group as it is checked later on: a check neither waits for a device nor objects to a rounding error."""
+    now = {**group, **{name: 0.0 for name in MAY_BE_ON_DEVICE if _is_on_device(group.get(name))}}
+    return {**now, "lr": _without_rounding_error(now["lr"])} if "lr" in now else now
 
 
-def without_rounding_error(lr: Any) -> Any:
-    """Schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch goes on with what they set."""
+def _without_rounding_error(lr: Any) -> Any:
+    """Schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch accepts the result."""
     value = lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 and lr.device.type == "cpu" else lr
     return 0.0 if isinstance(value, float) and -LARGEST_ROUNDING_ERROR <= value < 0 else lr
 
 
-def only_known_there(group: Group) -> list[str]:
-    """The options of which a value is on a device, not on the host."""
+def names_on_device(group: Group) -> list[str]:
+    """The options with a value on a device, which the host does not know."""
 
-    def elsewhere(value: Any) -> bool:
-        return any(map(elsewhere, value)) if isinstance(value, (list, tuple)) else _is_elsewhere(value)
+    def is_on_device(value: Any) -> bool:
+        return any(map(is_on_device, value)) if isinstance(value, (list, tuple)) else _is_on_device(value)
 
-    return [name for name, value in group.items() if name != "params" and elsewhere(value)]
+    return [name for name, value in group.items() if name != "params" and is_on_device(value)]
 
 
 def _value(name: str, value: Any) -> Any:
-    """An option as it is now: a tensor by its value where reading it does not wait for a device."""
+    """An option as it is now: a tensor by its value, unless reading it would wait for a device."""
     if isinstance(value, (list, tuple)):
         return tuple(_value("", each) for each in value)
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
-        return value if name in MAY_BE_ON_DEVICE and _is_elsewhere(value) else value.item()
+        return value if name in MAY_BE_ON_DEVICE and _is_on_device(value) else value.item()
     return value
 
 
 def _number(name: str, value: Any) -> Any:
-    """A hyper-parameter as scalars get it; what may be on a device stays there."""
-    if isinstance(value, str) or (name in MAY_BE_ON_DEVICE and _is_elsewhere(value)):
+    """A hyper-parameter as the rule's scalars get it: a float, a string, or a tensor that stays on its device."""
+    if isinstance(value, str) or (name in MAY_BE_ON_DEVICE and _is_on_device(value)):
         return value
     return float(value)
 
@@ -121,14 +117,13 @@ def _same(a: Any, b: Any) -> bool:
         return a is b
     try:
         return type(a) is type(b) and bool(a == b)
-    except (RuntimeError, TypeError, ValueError):  # things that have no one answer, such as arrays
+    except (RuntimeError, TypeError, ValueError):  # arrays, for example, compare element by element
         return False
 
 
-def _is_elsewhere(value: Any) -> bool:
+def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type not in ("cpu", "meta") and value.numel() == 1
 
 
-def _may_change(value: Any) -> bool:
-    """Without becoming another object."""
-    return isinstance(value, (Tensor, list)) or (isinstance(value, tuple) and any(map(_may_change, value)))
+def _is_mutable(value: Any) -> bool:
+    return isinstance(value, (Tensor, list)) or (isinstance(value, tuple) and any(map(_is_mutable, value)))

@@ -1,7 +1,7 @@
-"""What an optimizer keeps in memory, in words: the last lines of ``repr(optimizer)``, and ``memory_summary()``.
+"""The memory that an optimizer keeps: ``memory_summary()``, and the last lines of ``repr(optimizer)``.
 
-What is counted is what lies on this machine: of a sharded tensor the local part, of an expanded gradient the elements
-that exist. Nothing waits for a device.
+Counts the memory of this process: the local shard of a DTensor, and of an expanded gradient the elements that exist.
+Nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARAMETERS, GRADIENTS, TABLES = "parameters", "gradients", "launch tables"
 
 
 class Kept(NamedTuple):
-    """One tensor, or another piece of memory, that belongs to an optimizer."""
+    """A piece of memory that belongs to an optimizer."""
 
     device: str
     what: str  # PARAMETERS, GRADIENTS, TABLES or the name of a state
@@ -35,18 +35,18 @@ class Kept(NamedTuple):
 
 
 def summary(optimizer: FusedOptimizer) -> str:
-    """A table for each device: parameters, gradients, each state by dtype, and what steps keep beside them."""
+    """A table for each device: parameters, gradients, each state by dtype, and launch tables."""
     kept = list(_kept(optimizer))
-    served = dict(_served(optimizer))
-    own = [k for k in kept if k.what == PARAMETERS]
+    backends_by_device = dict(_backends(optimizer))
+    params = [k for k in kept if k.what == PARAMETERS]
     lines = [
-        f"{type(optimizer).__name__}: {len(own):,} parameter{'s' * (len(own) != 1)} of "
-        f"{sum(k.elements for k in own):,} elements, "
+        f"{type(optimizer).__name__}: {len(params):,} parameter{'s' * (len(params) != 1)} of "
+        f"{sum(k.elements for k in params):,} elements, "
         f"{readable(_state_bytes(kept))} of state"
     ]
     for device in dict.fromkeys(k.device for k in kept):
         here = [k for k in kept if k.device == device]
-        title = f"{device}, served by {served[device]}" if device in served else device
+        title = f"{device}, served by {backends_by_device[device]}" if device in backends_by_device else device
         rows = [(title, "", "tensors", "elements", "memory")]
         for what, dtype in dict.fromkeys((k.what, k.dtype) for k in here):
             alike = [k for k in here if (k.what, k.dtype) == (what, dtype)]
@@ -58,18 +58,18 @@ def summary(optimizer: FusedOptimizer) -> str:
 
 
 def described(text: str, optimizer: FusedOptimizer) -> str:
-    """torch's own representation, and what it does not say: device, backend, bytes of state."""
-    with contextlib.suppress(Exception):  # debuggers ask at any moment, about tensors that may answer nothing
+    """torch's own representation, with devices, backends and bytes of state added."""
+    with contextlib.suppress(Exception):  # a debugger may ask while tensors are in any condition
         kept = list(_states(optimizer))
         names = ", ".join(dict.fromkeys(k.what for k in kept))
-        served = ", ".join(f"{device} (served by {backend})" for device, backend in _served(optimizer))
+        served = ", ".join(f"{device} (served by {backend})" for device, backend in _backends(optimizer))
         state = f"{readable(_state_bytes(kept))} ({names})" if kept else "none yet"
         return f"{text.removesuffix(')')}Device: {served or 'none'}\nState: {state}\n)"
     return text
 
 
 def readable(count: float) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes, such as "1.5 MiB"."""
     if count < 1024:
         return f"{count:.0f} bytes"
     power = min(4, int(math.log2(count)) // 10)
@@ -91,10 +91,10 @@ def _states(optimizer: FusedOptimizer) -> Iterator[Kept]:
 
 
 def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
-    """What plans keep: tables of addresses and scalars, sums by row and by segment."""
-    alone = optimizer._in_backward.alone.values() if optimizer._in_backward is not None else ()
-    owners = [optimizer, *alone]
-    plans = [plan for owner in owners for plan in (owner._last_plan, *owner._in_graphs) if plan is not None]
+    """The memory of plans: tables of addresses and scalars, sums by row and by segment."""
+    in_backward = optimizer._in_backward.steppers.values() if optimizer._in_backward is not None else ()
+    steppers = [optimizer._stepper, *in_backward]
+    plans = [plan for s in steppers for plan in (s.last_plan, *s.captured_plans) if plan is not None]
     seen: set[int] = set()
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table
@@ -114,8 +114,8 @@ def _tensor(what: str, tensor: Tensor) -> Kept:
     return Kept(str(here.device), what, dtype, here.numel(), existing * here.element_size())
 
 
-def _served(optimizer: FusedOptimizer) -> Iterator[tuple[str, str]]:
-    """Each device that parameters are on, and the backends that serve them there."""
+def _backends(optimizer: FusedOptimizer) -> Iterator[tuple[str, str]]:
+    """Each device of parameters, and the backends that update them."""
     found: dict[Any, dict[str, None]] = {}
     for group in optimizer.param_groups:
         for device in dict.fromkeys(param.device for param in group["params"]):

@@ -138,7 +138,7 @@ def _as_it_comes(grad: Tensor, k: int) -> Tensor:
 
 
 def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
-    new = {name: optimizer._new_state(param, optimizer.param_groups[group], name) for name in optimizer.rule.roles[2:]}
+    new = {name: state.new(param, optimizer.param_groups[group]) for name, state in optimizer.states.items()}
     return dict(_stored(param, new))
 
 

@@ -1,4 +1,4 @@
-"""ema_state_dict identifies entries by their tensors, and places every average or raises."""
+"""EmaAdamW puts its averages into the model and into state dicts; every average finds its place, or it raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import fusedadam
-from tests.contract.common import Small, batch
+from tests.contract.common import Small, batch, tensors, train
+from tests.support import F64
 
 
 def trained(model):
@@ -124,3 +125,82 @@ def test_buffers_that_have_no_memory_of_their_own():
     state = optimizer.ema_state_dict(model)
     assert torch.equal(state["adjacency"].to_dense(), torch.eye(3))
     assert torch.equal(state["last.weight"], optimizer.state[model.last.weight]["ema_params"])
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_ema_adamw_refuses_what_it_does_not_do(option):
+    with pytest.raises(ValueError, match=option):
+        fusedadam.EmaAdamW([{"params": [torch.nn.Parameter(torch.ones(1))], option: True}])
+
+
+def test_the_ema_reaches_the_state_dict_though_a_hook_replaces_its_tensors():
+    model = torch.nn.Linear(2, 2)
+    model.register_state_dict_post_hook(
+        lambda m, state, prefix, meta: state.update({k: v.detach() for k, v in state.items()})
+    )
+    optimizer = fusedadam.EmaAdamW(model.parameters(), lr=0.5, ema_warmup=False)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(optimizer.ema_state_dict(model)["weight"], optimizer.state[model.weight]["ema_params"])
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3)
+        self.last.weight = self.first.weight
+
+    def get_extra_state(self):
+        return {"vocabulary": ["a", "b"]}
+
+    def set_extra_state(self, state):
+        assert state == self.get_extra_state()
+
+
+def trained_model(**options):
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = fusedadam.EmaAdamW(model.parameters(), lr=0.1, **options)
+    train(optimizer, 3)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("dtype", [None, F64])
+def test_ema_weights_are_in_the_model_inside_and_gone_after_whatever_happens(dtype):
+    model, optimizer = trained_model(ema_dtype=dtype)
+    model.norm.bias.data[0] = float("nan")
+    before = copy.deepcopy(tensors(optimizer))
+
+    def attempt():
+        with optimizer.ema_weights():
+            for p in model.parameters():
+                assert torch.equal(p, optimizer.state[p]["ema_params"].to(p.dtype))
+            with optimizer.ema_weights():
+                pass
+            with pytest.raises(RuntimeError, match="ema_weights"):
+                optimizer.step()
+            raise KeyError("evaluation failed")
+
+    with pytest.raises(KeyError):
+        attempt()
+    torch.testing.assert_close(tensors(optimizer), before, rtol=0, atol=0, equal_nan=True)
+    train(optimizer, 1)
+
+
+def test_ema_state_dict_is_the_models_with_the_average_in_it():
+    """Tied weights stay tied, entries that are no tensors and the modules' versions survive, nothing is shared."""
+    model, optimizer = trained_model(ema_dtype=F64)
+    plain, averaged = model.state_dict(), optimizer.ema_state_dict(model)
+    assert list(averaged) == list(plain)
+    assert averaged["first.weight"].data_ptr() == averaged["last.weight"].data_ptr()
+    assert averaged["_extra_state"] == plain["_extra_state"]
+    assert averaged._metadata == plain._metadata
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(averaged[name], optimizer.state[p]["ema_params"].to(p.dtype), rtol=0, atol=0)
+        assert not averaged[name].requires_grad
+    held = [value for value in averaged.values() if isinstance(value, torch.Tensor)]
+    frozen = copy.deepcopy(held)
+    train(optimizer, 2)
+    model.norm.running_mean += 1
+    torch.testing.assert_close(held, frozen, rtol=0, atol=0)
+    Tied().load_state_dict(averaged)

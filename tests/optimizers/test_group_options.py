@@ -106,7 +106,8 @@ def test_an_option_changed_in_the_second_of_two_groups():
 
 def test_checks_run_when_something_changed_and_only_then(monkeypatch):
     asked = []
-    monkeypatch.setattr(fusedadam.AdamW, "check", lambda self, group: asked.append(dict(group)))
+    check = classmethod(lambda cls, group, names=None: asked.append(dict(group)))
+    monkeypatch.setattr(fusedadam.AdamW, "check", check)
     optimizer = train(fusedadam.AdamW(leaves()), 1)
     asked.clear()
     train(optimizer, 3)
@@ -180,3 +181,10 @@ def test_an_option_removed_while_something_else_is_added():
     optimizer.param_groups[0]["foo"] = 1
     train(optimizer, 1)
     assert optimizer.grad_norm is None
+
+
+def test_a_backend_changed_in_a_group_is_noticed():
+    optimizer = train(fusedadam.AdamW(leaves()), 1)
+    optimizer.param_groups[0]["backend"] = "nonsense"
+    with pytest.raises(ValueError, match="nonsense"):
+        optimizer.step()

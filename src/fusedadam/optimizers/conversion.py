@@ -1,0 +1,165 @@
+"""State dicts that other optimizers have saved: converted to our names, or refused.
+
+Everything is checked before anything is loaded, and an error says what does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fusedadam import checks
+from fusedadam.tensors.shards import distributed_like
+
+# Options of other optimizers that not all of ours have, with the value that changes nothing
+NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True}
+KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
+
+# Group, parameter -> the names of the states that our optimizer keeps for it
+StatesOf = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
+
+
+class Names(NamedTuple):
+    """The names that the loading optimizer uses."""
+
+    optimizer: str
+    roles: Sequence[str]
+    others: Mapping[str, str]  # our names of states that other optimizers call otherwise
+    copies: Sequence[str]  # states that begin as copies of the parameters, at any time
+
+
+def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
+    """Refuses the model's state dict, and a whole checkpoint."""
+    if "param_groups" in state_dict and "state" in state_dict:
+        return
+    inside = [k for k, v in state_dict.items() if isinstance(v, Mapping) and "param_groups" in v and "state" in v]
+    if inside:
+        raise ValueError(
+            f"state_dict is a whole checkpoint, with a state dict of an optimizer under {inside[0]!r}; load that: "
+            f"state_dict[{inside[0]!r}]"
+        )
+    if state_dict and all(isinstance(value, Tensor) for value in state_dict.values()):
+        raise ValueError(
+            "state_dict is the state dict of a model, all tensors; load it with model.load_state_dict, and pass what "
+            "optimizer.state_dict() returned"
+        )
+    found = ", ".join(map(repr, list(state_dict)[:5])) or "nothing"
+    raise ValueError(
+        f"state_dict has {found} where an optimizer's has 'state' and 'param_groups'; pass what optimizer.state_dict() "
+        "returned"
+    )
+
+
+def convert(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], states_of: StatesOf, names: Names
+) -> dict[str, Any]:
+    """The state dict as our optimizer would have saved it. ``groups``: ours, merged with the ones to be loaded."""
+    saved_states = state_dict["state"]
+    states: dict[Any, dict[str, Any]] = {}
+    params: dict[Any, Tensor] = {}
+    missing, foreign = set(), set()
+    for saved_group, group in zip(state_dict["param_groups"], groups, strict=True):
+        for key, param in zip(saved_group["params"], group["params"], strict=True):
+            if not saved_states.get(key):
+                continue
+            if is_lazy(param):
+                raise ValueError(
+                    f"the state dict has a state for parameter {key!r}, which is lazy and has no shape yet; run a "
+                    "forward pass first, then load it"
+                )
+            state = {names.others.get(name, name): value for name, value in saved_states[key].items()}
+            if "step" not in state and "step" in saved_group:
+                state["step"] = saved_group["step"]  # apex and MindSpeed count by group
+            needed = states_of(group, param)
+            copies = [name for name in needed if name in names.copies and name not in state]
+            missing |= {*copies}
+            # a running maximum begins at zero, whenever amsgrad is switched on
+            required = [n for n in needed if n not in copies and (n in state or n != "max_exp_avg_sq")]
+            _check(state, param, required, f"state {key!r}", names.optimizer)
+            foreign |= {name for name in state if name not in (*names.roles, "step")}
+            states[key] = {name: value for name, value in state.items() if name not in foreign}
+            params[key] = param
+    unknown = [key for key in saved_states if key not in states and saved_states[key]]
+    if unknown:
+        raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
+    if missing:
+        warnings.warn(
+            f"the state dict has no {', '.join(sorted(missing))}, which {names.optimizer} keeps: it begins at the next "
+            "step as a copy of the parameters; if the file should have it, load another one",
+            stacklevel=8,  # where load_state_dict is called
+        )
+    if foreign:
+        warnings.warn(
+            f"the state dict has {', '.join(sorted(foreign))}, which {names.optimizer} does not keep: it is left "
+            "out; to go on with it, load it with the optimizer that saved it",
+            stacklevel=8,  # where load_state_dict is called
+        )
+    without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
+    # sharded before torch moves it: a device may have no room for the whole
+    sharded = {key: {n: _sharded(n, value, params[key]) for n, value in own.items()} for key, own in states.items()}
+    return {**state_dict, "state": sharded, "param_groups": without_step}
+
+
+def _sharded(name: str, value: Any, param: Tensor) -> Any:
+    if name == "step" or not isinstance(value, Tensor):
+        return value
+    return distributed_like(value.detach(), param)
+
+
+def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
+    """Refuses a saved group whose options show that another computation was meant."""
+    ours = {**options, **fixed}
+    for name, neutral in NEUTRAL.items():
+        if name in given and name not in ours and given[name] != neutral:
+            raise ValueError(
+                f"the state dict has {name}={given[name]!r}, which {whose} does not support; load it with an optimizer "
+                "that does"
+            )
+    if ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours):
+        have = ", ".join(sorted(given))
+        raise ValueError(
+            f"the state dict has the options of another optimizer than {whose} ({have}); load it with that one"
+        )
+    names = ("decoupled", "adam_w_mode", "decoupled_weight_decay")  # ours, apex's, torch's
+    our_name = next((name for name in names if name in ours), None)
+    decoupled = True if our_name is None else bool(ours[our_name])
+    for name in [] if our_name in given and our_name in options else names:
+        if name in given and given.get("weight_decay") and bool(given[name]) != decoupled:
+            saved, here = ("decoupled, as AdamW's", "an L2 penalty, as Adam's")[:: 1 if given[name] else -1]
+            other = "AdamW" if given[name] else "Adam"
+            raise ValueError(
+                f"the state dict has {name}={given[name]}: its weight decay is {saved}, and {whose}'s is {here}, so "
+                f"the training would go on differently; load it into {other}, or, to change over, remove {name!r} from "
+                "its param_groups first"
+            )
+
+
+def _check(state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str) -> None:
+    missing = [name for name in (*required, "step") if name not in state]
+    if missing:
+        raise ValueError(
+            f"{which} has no {', '.join(map(repr, missing))}, which {whose} keeps; it has {', '.join(sorted(state))}: "
+            "is it another optimizer's? It must be loaded with one that keeps the same"
+        )
+    unknown = [name for name in state if name not in (*required, *KNOWN)]
+    if unknown:
+        raise ValueError(
+            f"{which} has {', '.join(map(repr, unknown))}, which {whose} does not keep: is it another optimizer's? It "
+            "must be loaded with one that keeps the same"
+        )
+    for name in required:
+        checks.tensor(f"{which}: {name!r}", state[name])
+        if state[name].shape != param.shape:
+            raise ValueError(
+                f"{which}: {name!r} has shape {tuple(state[name].shape)}, but the parameter has {tuple(param.shape)}; "
+                "they must be equal: is it another model's?"
+            )
+    checks.one_number(f"{which}: 'step'", state["step"])
+    step = float(state["step"])
+    if not (0 <= step < math.inf and step == int(step)):
+        raise ValueError(f"{which}: 'step' is {step}; it must be a whole number, at least 0")

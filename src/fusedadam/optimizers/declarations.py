@@ -1,0 +1,87 @@
+"""What an optimizer declares about itself: its states, its options, and how the rule's arguments follow from them.
+
+    class Lion(FusedOptimizer):
+        rule = lion
+        states = {"exp_avg": State()}
+        options = OPTIONS | {"betas": checks.betas}
+
+``options`` maps the name of each option to its check, which runs when the optimizer is made and whenever the option
+changes. A flag or hyper-parameter of the rule is the option of the same name, unless ``derived`` computes it from the
+group, or ``fixed`` gives it the same value in every group.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusedadam import backends, checks
+from fusedadam.tensors.shards import local, with_local
+
+Group: TypeAlias = dict[str, Any]
+Check: TypeAlias = Callable[[str, Any], object]  # name, value; raises if the option cannot have this value
+Derive: TypeAlias = Callable[[Group], Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that an optimizer keeps for each parameter.
+
+    ``initial``: zeros, or a copy of the parameter. ``signed``: False for values that are never negative, such as second
+    moments, so that a storage format can do without the sign. ``by``: what it has a value for. ``dtype_option``: the
+    option that names its dtype; None there means the parameter's own.
+    """
+
+    initial: Literal["zero", "param"] = "zero"
+    signed: bool = True
+    by: Literal["element"] = "element"
+    dtype_option: str = "state_dtype"
+
+    def new(self, param: Tensor, group: Group) -> Tensor:
+        """The state of a parameter before its first step."""
+        here = local(param).detach()
+        empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
+        return with_local(param, empty.copy_(here) if self.initial == "param" else empty.zero_())
+
+
+def clips(group: Group) -> bool:
+    """Whether a group's gradients are clipped; 0 and None mean that they are not."""
+    return group.get("max_grad_norm") is not None and float(group["max_grad_norm"]) != 0
+
+
+def largest_norm(group: Group) -> Any:
+    return math.inf if group.get("max_grad_norm") is None else group["max_grad_norm"]
+
+
+def _backend(_: str, value: Any) -> None:
+    if value is not None:
+        backends.check(value)
+
+
+# The options that optimizers have in common. A class may leave some of them out of its signature.
+OPTIONS: dict[str, Check] = {
+    "lr": checks.number,
+    "weight_decay": checks.number,
+    "max_grad_norm": checks.max_grad_norm,
+    "maximize": checks.boolean,
+    "capturable": checks.boolean,
+    "differentiable": checks.not_differentiable,
+    "foreach": functools.partial(checks.boolean, or_none=True),
+    "fused": functools.partial(checks.boolean, or_none=True),
+    "state_dtype": checks.storage_dtype,
+    "backend": _backend,
+}
+
+DERIVED: dict[str, Derive] = {
+    "beta1": lambda group: group["betas"][0],
+    "beta2": lambda group: group["betas"][1],
+    "maximize": lambda group: group.get("maximize", False),
+    "clipped": clips,
+    "max_grad_norm": largest_norm,
+}

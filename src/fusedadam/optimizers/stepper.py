@@ -1,0 +1,185 @@
+"""The path of a step: read the options, find the plan or make one, skip on infinities, run.
+
+An optimizer has one stepper for all of its parameters; stepping in backward has one for each parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from fusedadam import backends
+from fusedadam.engine.launch import Amp
+from fusedadam.engine.plan import Participant, Plan, Replaced, States
+from fusedadam.engine.snapshot import Tensors
+from fusedadam.engine.snapshot_names import CHANGED, MOVED
+from fusedadam.engine.step_counts import StepCounts
+from fusedadam.optimizers import distributed
+from fusedadam.optimizers.declarations import Group
+from fusedadam.optimizers.group_options import Flags, GroupOptions
+from fusedadam.rules.rule import OWN_FLAGS, Options, SpecializedRule
+from fusedadam.tensors.shards import is_dtensor
+from fusedadam.tensors.transfer import capturing, outside_inference_mode
+
+if TYPE_CHECKING:
+    from fusedadam.optimizers.base import FusedOptimizer
+
+ATTEMPTS = 10  # to find the same tensors twice, while other threads may replace them
+
+
+class Targets(NamedTuple):
+    """What a step is taken of: parameters (all or one of each group's), under their groups' options."""
+
+    groups: Sequence[Group]
+    params_by_group: Sequence[Sequence[Tensor]]
+    states: States
+
+    @property
+    def params(self) -> list[Tensor]:
+        if len(self.params_by_group) == 1:  # the usual case, without a copy
+            only = self.params_by_group[0]
+            return only if type(only) is list else list(only)
+        return [param for params in self.params_by_group for param in params]
+
+
+class Prepared(NamedTuple):
+    """A step that is ready to run. It keeps its tensors alive until then."""
+
+    plan: Plan
+    params: list[Tensor]
+    tensors: Tensors
+    options: list[Options]
+    amp: Amp
+
+
+class Stepper:
+    """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
+
+    ``is_partial``: other processes have other parameters of the model.
+    """
+
+    def __init__(self, optimizer: type[FusedOptimizer], is_partial: bool = False) -> None:
+        self.plan: Plan | None = None  # of the last step; None if the next one must make another
+        self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
+        self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
+        self._optimizer, self._is_partial = optimizer, is_partial
+        self._group_options = GroupOptions(optimizer)
+        self._step_counts = StepCounts()
+        self._plan_key: list[Any] | None = None  # what the plan takes from the groups
+
+    def prepare(self, targets: Targets, amp: Amp) -> Prepared:
+        """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
+        params = targets.params
+        flags, options = self.read(targets.groups)
+        on_device = self._counts_on_device(targets.groups, options, amp)
+        # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
+        plan, self.plan = self.plan, None
+        chosen = (group.get("backend") for group in targets.groups)
+        key = [on_device, *zip(map(len, targets.params_by_group), chosen, flags, strict=True)]
+        captured = capturing()
+        if captured or key != self._plan_key:
+            plan = None
+        for _ in range(ATTEMPTS):
+            if plan is None:
+                try:
+                    plan, self._plan_key = self._make_plan(targets, flags, on_device), key
+                except Replaced:
+                    continue
+            answer, tensors = plan.snapshot.compare(params, targets.states)
+            if answer == MOVED:
+                plan.place()
+            if answer != CHANGED and plan.snapshot.is_of_expected:
+                self._keep(plan, captured)
+                return Prepared(plan, params, tensors, options, amp)
+            plan = None
+        raise RuntimeError(
+            "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
+            "them; stop it before the step, or share a lock with it"
+        )
+
+    def run(self, prepared: Prepared) -> None:
+        """Takes the step, unless a GradScaler has found an infinity. Where only the device knows, the kernels ask."""
+        plan, params, tensors, options, amp = prepared
+        if amp.found_inf is not None:
+            found_inf = distributed.found_anywhere(amp.found_inf, plan.meshes)
+            if plan.is_hosted and found_inf.item() != 0:
+                return
+            amp = amp._replace(found_inf=found_inf)
+        plan.run(params, tensors, self._step_counts, options, amp)
+
+    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[Options]]:
+        """The flags and hyper-parameters of each group, checked if they have changed."""
+        return self._group_options.read(groups)
+
+    def report(self, name: str) -> dict[int, float]:
+        """A value of the last step for each parameter that took part, by its position among all."""
+        return {} if self.last_plan is None else self.last_plan.report(name)
+
+    def has_sums(self, groups: Sequence[Group]) -> bool:
+        """Whether a step sums at all, under the present options."""
+        return any(special.has_sums for special in self._specials(groups))
+
+    def has_shared_sums(self, groups: Sequence[Group]) -> bool:
+        """Whether a step sums over several parameters, under the present options."""
+        return any(special.shared for special in self._specials(groups))
+
+    def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
+        """Refuses sums over parts of a model that would pass for sums over all of it."""
+        if distributed.are_flat(params) and self.has_sums(groups):
+            raise ValueError(
+                f"{self._optimizer.__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
+                "flattened and sharded; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or "
+                "use an optimizer, and options, without norms and projections"
+            )
+        if self._is_partial and self.has_shared_sums(groups):
+            raise ValueError(
+                "ZeroRedundancyOptimizer gives each process some of the parameters, so a norm over several of them is "
+                "not the model's; leave max_grad_norm out (BertAdam: use clip='parameter'), and clip with "
+                "fusedadam.clip_grad_norm_ before step()"
+            )
+
+    def _specials(self, groups: Sequence[Group]) -> list[SpecializedRule]:
+        """The rule as each group uses it for matrices, where it sums if it sums anywhere."""
+        names, of_matrices = self._optimizer._flags, dict.fromkeys(OWN_FLAGS, True)
+        flags, _ = self.read(groups)
+        return [self._optimizer.rule.special({**dict(zip(names, own, strict=True)), **of_matrices}) for own in flags]
+
+    def _counts_on_device(self, groups: Sequence[Group], options: list[Options], amp: Amp) -> bool:
+        """Whether the host does not know, or may not ask, which step this is or what a scalar is."""
+        return (
+            self._step_counts.on_device
+            or any(group.get("capturable") for group in groups)
+            or any(isinstance(t, Tensor) and t.device.type != "cpu" for own in (*options, amp) for t in own)
+        )
+
+    def _keep(self, plan: Plan, captured: bool) -> None:
+        self.last_plan = plan
+        if captured:
+            self.captured_plans.append(plan)
+            self._step_counts.in_graph = True
+        else:
+            self.plan = plan
+
+    @outside_inference_mode()
+    def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool) -> Plan:
+        params, rule = targets.params, self._optimizer.rule
+        self.check_sums(targets.groups, params)
+        participants, position = [], 0
+        for k, (group, own) in enumerate(zip(targets.groups, targets.params_by_group, strict=True)):
+            chosen = dict(zip(self._optimizer._flags, flags[k], strict=True))
+            for param in own:
+                grad = param.grad
+                if grad is not None or is_dtensor(param):
+                    special = rule.special(chosen, param)
+                    if grad is not None or distributed.is_waited_for(param, special):
+                        backend = backends.choose(param.device, group.get("backend"))
+                        new_state = functools.partial(self._new_state, param, group)
+                        participants.append(Participant(param, grad, position, k, special, backend, new_state))
+                position += 1
+        return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
+
+    def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
+        return self._optimizer.states[name].new(param, group)

@@ -1,0 +1,28 @@
+"""AdamP: which projections it reports, and AdamW's state dicts."""
+
+from __future__ import annotations
+
+import torch
+
+import fusedadam
+from tests.optimizers.test_summing import leaves, train
+
+
+def test_projections_before_the_first_step_and_after_a_group_was_added():
+    params = leaves()
+    optimizer = fusedadam.AdamP(params, delta=1e6)
+    assert set(optimizer.projections().values()) == {"none"}
+    train(optimizer, 1)
+    assert [optimizer.projections()[p] for p in params] == ["channel", "none", "channel", "none"]
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+    assert list(optimizer.projections().values()) == ["channel", "none", "channel", "none", "none"]
+
+
+def test_a_state_dict_of_torchs_adamw_goes_on_in_adamp():
+    params = leaves()
+    theirs = torch.optim.AdamW(params)
+    train(theirs, 3)
+    ours = fusedadam.AdamP(params)
+    ours.load_state_dict(theirs.state_dict())
+    train(ours, 1, start=3)
+    assert all(ours.state[p]["step"] == 4 for p in params)

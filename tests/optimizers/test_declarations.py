@@ -1,0 +1,46 @@
+"""A class declares its states and options; a declaration that does not fit the rule is refused when it is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import ascend
+from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.declarations import OPTIONS, State
+
+CLASSES = [fusedadam.AdamW, fusedadam.Adam, fusedadam.AdamP, fusedadam.BertAdam, fusedadam.EmaAdamW]
+CLASSES += [ascend.NpuFusedAdamW, ascend.NpuFusedAdamP, ascend.NpuFusedBertAdam, ascend.FusedEmaAdamW]
+
+
+@pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2")
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_option_of_a_signature_has_a_check(cls):
+    assert {*cls([torch.nn.Parameter(torch.ones(1))]).defaults} <= {*cls.options}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_second_moments_have_no_sign(cls):
+    unsigned = {name for name, state in cls.states.items() if not state.signed}
+    assert unsigned == {name for name in cls.states if name.endswith("_sq")}
+
+
+def test_a_state_begins_as_zeros_or_as_a_copy_in_the_dtype_that_its_option_names():
+    param, group = torch.nn.Parameter(torch.full((2,), 3.0)), {"state_dtype": None, "ema_dtype": torch.float64}
+    zeros, copy = State().new(param, group), State("param", dtype_option="ema_dtype").new(param, group)
+    assert torch.equal(zeros, torch.zeros(2))
+    assert torch.equal(copy, torch.full((2,), 3.0, dtype=torch.float64))
+    assert not copy.requires_grad
+
+
+def test_states_that_are_not_the_rules_are_refused():
+    with pytest.raises(TypeError, match=r"Wrong.states must declare .*exp_avg, exp_avg_sq, max_exp_avg_sq"):
+        type("Wrong", (FusedOptimizer,), {"rule": adam, "states": {"exp_avg": State()}})
+
+
+def test_what_the_rule_needs_and_nothing_gives_is_refused():
+    body = {"rule": adam, "states": fusedadam.AdamW.states, "options": OPTIONS}
+    with pytest.raises(TypeError, match="the rule of Wrong needs amsgrad, decoupled, eps"):
+        type("Wrong", (FusedOptimizer,), body)
