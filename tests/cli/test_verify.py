@@ -229,7 +229,7 @@ def test_ctrl_c_ends_everything_at_once(processes):
         (["--jobs", "0"], "from 1 on"),
         (["--seed", "-1"], "from 0 on"),
         (["--backend", "fast"], "fast"),
-        (["--backend", "triton", "--device", "cpu"], "triton cannot serve cpu: it needs a GPU"),
+        (["--backend", "triton", "--device", "cpu"], "triton is unavailable on cpu: it needs a GPU"),
     ],
     ids=str,
 )
