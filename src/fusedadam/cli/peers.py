@@ -44,6 +44,11 @@ class TorchAdamWWithEma(torch.optim.AdamW):
 class Loop(torch.optim.Optimizer):
     """Updates one parameter after the other with a dozen torch operations, like most optimizers outside torch."""
 
+    options: dict[str, Any]  # with their default values
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, {**self.options, **options})
+
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -62,17 +67,8 @@ class Loop(torch.optim.Optimizer):
 class BertAdamLoop(Loop):
     """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm."""
 
-    # fmt: off
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, warmup: float = 0.0, t_total: int = -1,
-        b1: float = 0.9, b2: float = 0.999, e: float = 1e-6, weight_decay: float = 0.01, max_grad_norm: float = 1.0,
-    ) -> None:
-        defaults = {
-            "lr": lr, "warmup": warmup, "t_total": t_total, "b1": b1, "b2": b2, "e": e,
-            "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
-    # fmt: on
+    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
+    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         b1, b2, exp_avg, exp_avg_sq = group["b1"], group["b2"], state["exp_avg"], state["exp_avg_sq"]
@@ -92,16 +88,7 @@ class BertAdamLoop(Loop):
 class AdamPLoop(Loop):
     """AdamP (arXiv 2006.08217), for machines without the authors' `adamp` package."""
 
-    # fmt: off
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1,
-    ) -> None:
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "delta": delta, "wd_ratio": wd_ratio
-        }
-        super().__init__(params, defaults)
-    # fmt: on
+    options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "delta": 0.1, "wd_ratio": 0.1}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         (beta1, beta2), eps, lr, t = group["betas"], group["eps"], group["lr"], state["step"] + 1

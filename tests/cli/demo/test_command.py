@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,8 @@ from fusedadam import AdamP
 from fusedadam import __main__ as command_line
 from fusedadam.cli import charts, demo
 from fusedadam.cli.demo.training import ADAMP_PEER, Result
+from tests.cli.common import piped
 
-# One thread: with several, torch's wait for each other, and beside other busy programs that takes many times as long.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 PEERS = {
     "fusedadam AdamW": "torch AdamW",
     "fusedadam Adam": "torch Adam",
@@ -26,11 +22,6 @@ PEERS = {
     "fusedadam AdamP": ADAMP_PEER,
     "fusedadam BertAdam": "plain BertAdam",
 }
-
-
-def fusedadam(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusedadam", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
 
 
 def validation_losses(output: str) -> dict[str, float]:
@@ -44,7 +35,7 @@ def validation_losses(output: str) -> dict[str, float]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three steps, with --json: what a person reads is on standard error then."""
     picture = tmp_path_factory.mktemp("demo") / "demo.png"
-    done = fusedadam("demo", "--steps", "3", "--device", "cpu", "--json", "--output", str(picture))
+    done = piped("demo", "--steps", "3", "--device", "cpu", "--json", "--output", str(picture))
     assert done.returncode == 0, done.stderr
     return {"said": done.stderr, "json": json.loads(done.stdout), "picture": picture}
 
@@ -80,19 +71,19 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(charts, "possible", lambda: False)
-    demo.draw([], "a machine", 10, tmp_path / "demo.png")
+    demo.draw([], "a machine", None, tmp_path / "demo.png")
     assert capsys.readouterr().out == "No picture: matplotlib is not installed (pip install matplotlib).\n"
     assert not list(tmp_path.iterdir())
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    done = fusedadam()
+    done = piped()
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stdout
 
 
 def test_an_unknown_command_is_refused() -> None:
-    done = fusedadam("dmeo")
+    done = piped("dmeo")
     assert done.returncode == 2
     assert "demo" in done.stderr
     assert "Traceback" not in done.stderr

@@ -34,6 +34,7 @@ STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
+Pairs = Sequence[tuple[Result, Result]]  # ours and its peer
 ENOUGH_STEPS = 20  # measured ones, to compare speeds
 
 
@@ -69,11 +70,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
-    report(results, done)
+    pairs = list(zip(results[1::2], results[::2], strict=True))
+    doubt = speed_doubt(results, done - unmeasured(done))
+    report(pairs, done, doubt)
     for training in trainings:
         if isinstance(training.optimizer, fusedadam.AdamP):
             print(projections_sentence(training.optimizer))
-    draw(results, f"{parameters / 1e6:.1f}M parameters on {device_name(device)}", done, options.output)
+    where = f"a transformer of {parameters / 1e6:.1f}M parameters on {device_name(device)}"
+    draw(pairs, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
     saved = None if options.params is None else estimated(options.params, options.steps_per_second, device)
     seconds = time.perf_counter() - began
     print(f"The demo took {seconds:.0f} seconds.")
@@ -87,41 +91,39 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "steps": done,
         "seed": options.seed,
         "results": [dataclasses.asdict(result) for result in results],
-        "speed_doubt": speed_doubt(results, done - unmeasured(done)),
+        "speed_doubt": doubt,
         "estimate": saved and [dataclasses.asdict(s) | {"seconds_a_day": s.seconds_a_day} for s in saved],
         "seconds": seconds,
     }
 
 
-def draw(results: Sequence[Result], where: str, steps: int, path: Path) -> None:
+def draw(pairs: Pairs, title: str, doubt: str | None, path: Path) -> None:
     if not charts.possible():
         print(charts.MISSING)
         return
-    title = f"Ours beside their peers, {steps} steps of a transformer of {where}"
-    doubt = speed_doubt(results, steps - unmeasured(steps))
-    path.write_bytes(picture.png(list(zip(results[1::2], results[::2], strict=True)), title, doubt))
+    path.write_bytes(picture.png(pairs, title, doubt))
     print(f"Loss curves and time saved: {path}")
 
 
-def report(results: Sequence[Result], steps: int) -> None:
-    pairs = list(zip(results[1::2], results[::2], strict=True))
-    skipped = unmeasured(steps)
-    doubt = speed_doubt(results, steps - skipped)
-    speed = {ours.name: "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x" for ours, theirs in pairs}
-    rows = [(r.name, f"{r.loss:.4f}", f"{r.step_ms:.3f}", speed.get(r.name, "reference")) for r in results]
+def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
+    rows = []
+    for ours, theirs in pairs:
+        speed = "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x"
+        for result, said in ((theirs, "reference"), (ours, speed)):
+            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", said))
     print()
     display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against peer"), rows)
-    pass_ms = statistics.median(r.pass_ms for r in results)
-    print("torch's AdamW and Adam have fused=True; the EMA beside it is one foreach operation.")
+    pass_ms = statistics.median(result.pass_ms for pair in pairs for result in pair)
+    print("torch's AdamW and Adam have fused=True; the EMA is one foreach operation after it.")
     adamp = "the adamp package" if adamp_package() else "a loop (the adamp package is not installed)"
     print(f"torch has no AdamP and no BertAdam: their peers are {adamp} and a loop as in NVIDIA's BERT training.")
-    print(f"Times are medians; the first {skipped} of {steps} steps, where kernels are compiled, do not count.")
+    print(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
     print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
     print(losses_sentence(pairs, steps))
     print(doubt or speed_sentence(pairs))
 
 
-def losses_sentence(pairs: Sequence[tuple[Result, Result]], steps: int) -> str:
+def losses_sentence(pairs: Pairs, steps: int) -> str:
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
     return f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's."
 
@@ -139,7 +141,7 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
     return None
 
 
-def speed_sentence(pairs: Sequence[tuple[Result, Result]]) -> str:
+def speed_sentence(pairs: Pairs) -> str:
     said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
     return f"The optimizer step, against its peer's: {', '.join(said)}."
 

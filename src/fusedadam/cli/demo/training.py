@@ -122,14 +122,15 @@ def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, 
     """Trains until batches or ``seconds`` are used up, and returns the number of steps."""
     now, done = time.perf_counter(), 0
     end, left, turn_length = now + seconds, iter(batches), 1
-    names = [training.name for training in trainings]
+    ours = [training.name.split()[-1] for training in trainings[1::2]]
+    print(f"Training loss, peer/ours: {', '.join(ours)}", flush=True)
     with display.progress(steps, "steps") as progress:
-        print(f"{'training loss of':{len(f'[{steps} of {steps} steps]')}} {'  '.join(names)}", flush=True)
         while turn := list(itertools.islice(left, turn_length)):
             began = now
             losses = [[training.step(windows) for windows in turn] for training in trainings]
             for each in zip(*losses, strict=True):
-                progress.done("  ".join(f"{loss:{len(name)}.3f}" for name, loss in zip(names, each, strict=True)))
+                pairs = zip(each[::2], each[1::2], strict=False)
+                progress.done("  ".join(f"{peer:.3f}/{own:.3f}" for peer, own in pairs))
             done, now = done + len(turn), time.perf_counter()
             turn_length = TURN if (now - began) / len(turn) * TURN < LONGEST_TURN else 1
             if now + (now - began) > end and done >= 2:  # one to compile, one to measure
