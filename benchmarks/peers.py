@@ -1,6 +1,6 @@
-"""What ours are measured against: called with parameters and options, each gives an object with ``step()``.
+"""What speed.py measures beside plain optimizers: scaled gradients, DTensors, clipping, bytes without arithmetic.
 
-Tables show them by their names. The loops are those of the demo, and are tested with it.
+Each is called with parameters and options and returns an object with ``step()``; tables show its ``__name__``.
 """
 
 from __future__ import annotations
@@ -11,129 +11,82 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma, adamp_package
+from fusedadam.cli.harness.processes import Failed
+from fusedadam.cli.peers import adamp_package
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import State
 from fusedadam.rules.rule import Value, Values, rule
 
-__all__ = [
-    "BertAdamLoop",
-    "Missing",
-    "TorchAdamWWithEma",
-    "adamp",
-    "clip_then_fused",
-    "fused_on_dtensors",
-    "our_adamp",
-    "our_adamp_on_dtensors",
-    "our_adamw",
-    "our_adamw_on_dtensors",
-    "our_adamw_scaled",
-    "our_adamw_unscaled",
-    "our_clip_grad_norm_",
-    "same_bytes_no_mathematics",
-    "torch_clip_grad_norm_",
-    "torch_fused",
-    "torch_fused_scaled",
-]
-
 Params = list[torch.nn.Parameter]
-
-
-class Missing(Exception):
-    """A peer that cannot be measured here; the message says why."""
+Make = Callable[..., Any]
 
 
 def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, fused=True, **options)
 
 
-def torch_fused_scaled(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return _scaled(torch_fused(params, **options))
-
-
-def our_adamw_scaled(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return _scaled(fusedadam.AdamW(params, **options))
-
-
-def our_adamw_unscaled(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return fusedadam.AdamW(params, **options)
-
-
-def _scaled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """As torch.amp.GradScaler hands gradients to an optimizer that can take them as they are."""
-    device = optimizer.param_groups[0]["params"][0].device
-    setattr(optimizer, "grad_scale", torch.ones((), device=device))  # noqa: B010  torch does not declare them
-    setattr(optimizer, "found_inf", torch.zeros((), device=device))  # noqa: B010
-    return optimizer
-
-
-def our_adamw_on_dtensors(params: Params, **options: Any) -> FusedOptimizer:
-    return fusedadam.AdamW(_divided(params), **options)
-
-
-def our_adamp_on_dtensors(params: Params, **options: Any) -> FusedOptimizer:
-    return fusedadam.AdamP(_divided(params), **options)
-
-
-def our_adamw(params: Params, **options: Any) -> FusedOptimizer:
-    return fusedadam.AdamW(params, **options)
-
-
-def our_adamp(params: Params, **options: Any) -> FusedOptimizer:
-    return fusedadam.AdamP(params, **options)
-
-
-def fused_on_dtensors(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch_fused(_divided(params), **options)
-
-
-def _divided(params: Params) -> list[torch.nn.Parameter]:
-    """The same as DTensors, of which one process has everything: what is measured is what they cost on the host."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    given = list(params)
-    kind = given[0].device.type
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
-    mesh = init_device_mesh(kind, (1,))
-    divided = []
-    for param in given:
-        divided.append(torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)])))
-        divided[-1].grad = distribute_tensor(param.grad, mesh, [Shard(0)])
-    return divided
-
-
 def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:
     """AdamP as its authors published it."""
     package = adamp_package()
     if package is None:
-        raise Missing("adamp is not installed")
+        raise Failed("adamp is not installed")
     made: torch.optim.Optimizer = package(params, **options)
     return made
 
 
-class ClipThenFused:
+def scaled(make: Make) -> Make:
+    """With scaled gradients, as torch.amp.GradScaler passes them to an optimizer that can unscale them itself."""
+
+    def made(params: Params, **options: Any) -> Any:
+        optimizer, device = make(params, **options), params[0].device
+        optimizer.grad_scale, optimizer.found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+        return optimizer
+
+    made.__name__ = f"{make.__name__}, scaled"
+    return made
+
+
+def on_dtensors(make: Make) -> Make:
+    """With DTensors in a single process, which measures what they cost on the host."""
+
+    def made(params: Params, **options: Any) -> Any:
+        return make(_sharded(params), **options)
+
+    made.__name__ = f"{make.__name__}, DTensors"
+    return made
+
+
+def _sharded(params: Params) -> Params:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    kind = params[0].device.type
+    if not dist.is_initialized():
+        backends = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backends, store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(kind, (1,))
+    sharded = []
+    for param in params:
+        assert param.grad is not None
+        sharded.append(torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)])))
+        sharded[-1].grad = distribute_tensor(param.grad, mesh, [Shard(0)])
+    return sharded
+
+
+class clip_then_fused:
     """Clipping by the global norm as most people do it: torch's clip_grad_norm_, then torch's fused AdamW."""
 
     def __init__(self, params: Params, max_grad_norm: float, **options: Any) -> None:
-        self.params, self.max_grad_norm = params, max_grad_norm
-        self.optimizer = torch_fused(params, **options)
+        self.params, self.max_grad_norm, self.optimizer = params, max_grad_norm, torch_fused(params, **options)
 
     def step(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.params, self.max_grad_norm)
         self.optimizer.step()
 
 
-def clip_then_fused(params: Params, **options: Any) -> ClipThenFused:
-    return ClipThenFused(params, **options)
-
-
 class Clipping:
-    """Clipping alone. The limit falls from call to call, so that there is something to clip each time."""
+    """Clipping alone. The limit falls from call to call, so that there is always something to clip."""
 
     def __init__(self, clip: Callable[[Params, float], object], params: Params) -> None:
         self.clip, self.params, self.max_norm = clip, params, 1.0

@@ -1,9 +1,9 @@
-"""What a step costs where a model is divided among many devices: `python benchmarks/scale.py` prints the tables of
+"""What a step costs if a model is sharded over many devices: `python benchmarks/scale.py` prints the tables of
 docs/scale.md.
 
-Nothing is measured, everything is counted: the optimizers make the very plans that they would run, in torch's fake
-process group, of which this is the only process. What travels depends on how many rows parameters have, not on how long
-they are, so plans are made with short rows; bytes of state follow from the true shapes.
+Nothing is measured, everything is counted: the optimizers make the plans that they would run, in torch's fake process
+group, of which this is the only process. Messages depend on how many rows parameters have, not on how long these are,
+so plans are made with short rows; bytes of state follow from the true shapes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fusedadam
+from fusedadam.cli import display
 from fusedadam.optimizers.base import FusedOptimizer
 
-COLUMNS = 8  # of the short rows that stand for the true ones
+COLUMNS = 8  # of the short rows
 TENSOR_PARALLEL = 8
 KINDS = ("column", "row", "none")
 HOP = 5e-6  # seconds for a few bytes from one device to another: assumed, not measured
@@ -42,7 +43,7 @@ CHOICES: dict[str, tuple[type[FusedOptimizer], dict[str, Any]]] = {
 
 
 class Weight(NamedTuple):
-    """``kind``: how tensor parallel divides it, by "column" (whole rows, Shard(0)), "row" (Shard(1)) or not at all."""
+    """``kind``: how tensor parallel shards it, by "column" (whole rows, Shard(0)), "row" (Shard(1)) or not at all."""
 
     shape: tuple[int, ...]
     kind: str
@@ -59,7 +60,7 @@ def llama_8b() -> list[Weight]:
 
 
 class Layout(NamedTuple):
-    """A way to divide a model: the mesh of ``devices``, and the placements of each kind of weight."""
+    """A way to shard a model: the mesh of ``devices``, and the placements of each kind of weight."""
 
     name: str
     mesh: tuple[int, ...]
@@ -73,7 +74,7 @@ def layouts(devices: int) -> list[Layout]:
         return [*found, Layout("TP", (devices,), {"column": [rows], "row": [Shard(1)], "none": [whole]})]
     mesh = (devices // TENSOR_PARALLEL, TENSOR_PARALLEL)
     found += [Layout("HSDP", mesh, {kind: [whole, rows] for kind in KINDS})]
-    dealt = _StridedShard(0, split_factor=TENSOR_PARALLEL)  # as FSDP2 divides what tensor parallel has divided
+    dealt = _StridedShard(0, split_factor=TENSOR_PARALLEL)  # as FSDP2 shards what tensor parallel has sharded
     return [
         *found,
         Layout("FSDP2 x TP", mesh, {"column": [dealt, rows], "row": [rows, Shard(1)], "none": [rows, whole]}),
@@ -93,7 +94,7 @@ def local_shape(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[A
     return _local_shape(shape, mesh, tuple(placements), dist.get_rank())
 
 
-@functools.cache  # torch takes its time for large meshes
+@functools.cache  # torch is slow for large meshes
 def _local_shape(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...], _rank: int) -> torch.Size:
     return torch.Size(compute_local_shape_and_global_offset(shape, mesh, placements)[0])
 
@@ -114,7 +115,7 @@ class Cost(NamedTuple):
 
 def cost(make: type[FusedOptimizer], options: dict[str, Any], params: Sequence[Tensor]) -> Cost:
     optimizer = make(params, **options)
-    _init_optim_state(optimizer)  # torch's way to ask for states: a plan is made, and no step taken
+    _init_optim_state(optimizer)  # torch's way to create states: a plan is made, and no step taken
     plan = optimizer._stepper.plan
     assert plan is not None
     values = [buffer for launch in plan.launches for buffer in launch.table.row_values]
@@ -131,19 +132,17 @@ def bytes_of_state(make: type[FusedOptimizer], dtype: torch.dtype, **options: An
 
 
 def share(weights: Sequence[Weight], layout: Layout, mesh: DeviceMesh) -> int:
-    """Elements of the process that has most, which is the first."""
+    """Elements on the first process, which has the most."""
     return sum(local_shape(w.shape, mesh, layout.placements[w.kind]).numel() for w in weights)
 
 
 def pieces(weights: Sequence[Weight], devices: int) -> int:
-    """Into which FSDP2 divides them all, without empty ones."""
+    """Shards of all weights under FSDP2, without empty ones."""
     return sum(math.ceil(w.shape[0] / math.ceil(w.shape[0] / devices)) for w in weights)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for cells in (headers, ["---"] * len(headers), *rows):
-        print("| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "|".join(cells) + "|")
-    print()
+def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(display.markdown(headers, rows), end="\n\n")
 
 
 def readable(count: float) -> str:
@@ -165,7 +164,7 @@ def print_states() -> None:
         counts = [bytes_of_state(make, dtype, **own) for dtype in (f32, bf16)]
         counts += [bytes_of_state(make, bf16, **own, **mixed), bytes_of_state(make, f32, **own, state_dtype=bf16)]
         rows.append([name, *map(str, counts)])
-    table(["bytes of state an element", "fp32", "bf16", "bf16, states fp32", "fp32, `state_dtype` bf16"], rows)
+    show(["bytes of state an element", "fp32", "bf16", "bf16, states fp32", "fp32, `state_dtype` bf16"], rows)
 
 
 def print_costs() -> None:
@@ -182,7 +181,7 @@ def print_costs() -> None:
                 costs = {name: cost(*choice, params) for name, choice in CHOICES.items()}
                 for name, own in costs.items():
                     known = messages[name].setdefault(layout.name.replace("HSDP", "FSDP2"), own.messages)
-                    assert own.messages == known, "what travels depends on the number of devices"
+                    assert own.messages == known, "messages depend on the number of devices"
                 mine, dividing = share(weights, layout, mesh), TENSOR_PARALLEL if layout.name == "HSDP" else devices
                 cells = f"{mine:,}", f"{mine * dividing / total:.3g}", readable(per_element * mine)
                 where = f"{layout.name}, {' x '.join(f'{n:,}' for n in layout.mesh)}"
@@ -195,11 +194,11 @@ def print_costs() -> None:
         "AdamW's state, fp32",
         "AdamP's values by row",
     ]
-    table(headers, shares)
+    show(headers, shares)
     rows = [[name, *(_sizes(sizes) for sizes in own.values())] for name, own in messages.items()]
-    table(["bytes of each all-reduce in a step", "FSDP2, HSDP", "TP, 8", "FSDP2 x TP, 8"], rows)
+    show(["bytes of each all-reduce in a step", "FSDP2, HSDP", "TP, 8", "FSDP2 x TP, 8"], rows)
     headers = ["devices", "hops: tree", "ring", f"at {HOP * 1e6:g} us: tree", "ring", "pieces in a checkpoint"]
-    table(headers, [_of_world(weights, devices) for devices in WORLDS])
+    show(headers, [_of_world(weights, devices) for devices in WORLDS])
 
 
 def _sizes(messages: Sequence[int]) -> str:

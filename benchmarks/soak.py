@@ -8,8 +8,7 @@ evaluated (soak_training.py). Two things are asked:
   time to add up, step by step; later, as means over stretches of the run.
 - Does any memory, number of file handles, threads or Python objects grow (soak_watch.py)?
 
-If not, the exit status is 1, and a sentence says what happened. The table comes last. `--constant` leaves lr and betas
-as they are: the difference in milliseconds is what it costs that they change.
+If losses differ or anything grows, the exit status is 1, and a sentence says what happened. The tables come last.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ import torch
 from soak_training import TASKS, Training
 from soak_watch import OBJECTS, SLACK, Watch, readable
 
+from fusedadam.cli import display
+
 EARLY_STEPS, EARLY = 200, 0.01  # of each training; how far a loss may be off, relative to the mean of these losses
 STRETCHES, LATE = 20, 0.03  # how far the mean loss of each stretch may be off
 SAMPLES = 32
 
 
-def train(
-    steps: int, device: str, is_ours: bool, constant: bool, after: Callable[[int], None] = lambda _: None
-) -> list[Training]:
+def train(steps: int, device: str, is_ours: bool, after: Callable[[int], None] = lambda _: None) -> list[Training]:
     """``steps`` in all, which the trainings take in turns; ``after`` is called with the number of each."""
-    trainings = [Training(task, -(-steps // len(TASKS)), device, is_ours, constant) for task in TASKS]
+    trainings = [Training(task, -(-steps // len(TASKS)), device, is_ours) for task in TASKS]
     # without oneDNN: some virtual machines announce matrix instructions (AMX) for bfloat16, but do not have them
     with torch.backends.mkldnn.flags(enabled=False):
         for step in range(steps):
@@ -83,11 +82,6 @@ def compare(ours: Training, reference: Training) -> tuple[list[str], dict[str, A
     return wrong, row
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
 def formatted(row: dict[str, Any]) -> list[str]:
     percent = ("off early", "off later")
     return [v if isinstance(v, str) else f"{v:.2%}" if k in percent else f"{v:.3g}" for k, v in row.items()]
@@ -96,25 +90,26 @@ def formatted(row: dict[str, Any]) -> list[str]:
 def report(rows: list[dict[str, Any]], watch: Watch) -> str:
     compared = {one.what: one for one in watch.compared()}
     objects = [one for name, one in compared.items() if name.startswith(OBJECTS)]
-    used = [["at most in the second quarter, at least in the last", "", ""]]
+    used = []
     for name in (name for name in SLACK if name in compared):
         used.append([name, readable(name, compared[name].before), readable(name, compared[name].after)])
     used.append(["objects since the start", *(f"{sum(x):,.0f}" for x in zip(*(o[1:] for o in objects), strict=True))])
-    return f"{table([list(rows[0]), *map(formatted, rows)])}\n\n{table(used)}"
+    losses = display.plain(list(rows[0]), [formatted(row) for row in rows])
+    headers = ["in use", "most in the second quarter", "least in the last"]
+    return f"{losses}\n\n{display.plain(headers, used)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20_000, help="in all, shared by the trainings")
-    parser.add_argument("--constant", action="store_true", help="leave lr and betas as they are")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     chosen = parser.parse_args(arguments)
     if chosen.steps < 20 * len(TASKS):
         parser.error(f"--steps must be at least {20 * len(TASKS)}, or there is nothing to compare")
 
     warnings.filterwarnings("ignore", "TF32 acceleration")  # of no concern where oneDNN is switched off
-    reference = train(chosen.steps, chosen.device, is_ours=False, constant=chosen.constant)
+    reference = train(chosen.steps, chosen.device, is_ours=False)
     watch, every = Watch(chosen.device, SAMPLES), chosen.steps // SAMPLES
 
     def after(step: int) -> None:
@@ -122,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             watch.sample()
 
     with watch:
-        ours = train(chosen.steps, chosen.device, is_ours=True, constant=chosen.constant, after=after)
+        ours = train(chosen.steps, chosen.device, is_ours=True, after=after)
     verdicts, rows = zip(*map(compare, ours, reference), strict=True)
     wrong = [sentence for own in verdicts for sentence in own] + [str(growth) for growth in watch.growing()]
     versions = {"python": platform.python_version(), "torch": torch.__version__, "device": chosen.device}

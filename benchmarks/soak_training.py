@@ -1,7 +1,7 @@
 """The training of soak.py: small models, each with an optimizer of ours or with the reference implementation of it.
 
-Everything a training loop does to an optimizer happens here again and again, at steps that depend on nothing but their
-number: so a run with the reference goes through the same, and must give the same losses.
+Everything that a training loop does to an optimizer happens here repeatedly, at steps that depend only on their number.
+So a run with the reference goes through the same events, and must give the same losses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fusedadam
 from fusedadam.cli.peers import AdamPLoop, BertAdamLoop
 
-# Each happens in every step whose number, divided by this, leaves a remainder of one less.
+# Each happens in every so many steps.
 MISSING_GRADIENT, INFINITY, LOAD, REPLACE, EVALUATE = 7, 11, 13, 19, 5
 GROWTH_INTERVAL = 6  # the scale doubles once between two infinities, each of which halves it
 LATE_LAYERS = 3  # they join the optimizer one by one, in the first quarter of the run
@@ -60,7 +60,7 @@ class Task(NamedTuple):
     reference: Callable[..., torch.optim.Optimizer]
     options: dict[str, Any]
     clipping: str = ""  # "inside", "before", or not at all
-    steady: bool = False  # whether nothing but lr, betas and gradients ever changes, so that all caches stay
+    steady: bool = False  # only lr, betas and gradients ever change, so that all caches stay valid
 
 
 def _torch_fused(params: Any, **options: Any) -> torch.optim.Optimizer:
@@ -98,10 +98,10 @@ class Student(nn.Module):
 
 
 class Training:
-    """``steps`` of one task. ``constant``: lr and betas stay as they are, to see what it costs that they change."""
+    """``steps`` of one task."""
 
-    def __init__(self, task: Task, steps: int, device: str, is_ours: bool, constant: bool = False) -> None:
-        self.task, self.steps, self.device, self.is_ours, self.constant = task, steps, device, is_ours, constant
+    def __init__(self, task: Task, steps: int, device: str, is_ours: bool) -> None:
+        self.task, self.steps, self.device, self.is_ours = task, steps, device, is_ours
         self.number = [one.name for one in TASKS].index(task.name)
         generator = torch.Generator().manual_seed(self.number)
         teacher = Student(seed=1000 + self.number)
@@ -150,8 +150,7 @@ class Training:
         self.scaler.step(self.optimizer)
         self.seconds[k] = time.perf_counter() - begin
         self.scaler.update()
-        if not self.constant:
-            self._change_options(k)
+        self._change_options(k)
         if isinstance(self.optimizer, (fusedadam.EmaAdamW, AdamWWithAverage)) and happens(EVALUATE, k):
             with self.optimizer.ema_weights(), torch.no_grad():
                 self.averaged[k] = self._loss(k)

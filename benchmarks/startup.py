@@ -1,4 +1,4 @@
-"""How long until the first step: in processes of their own, since a process has only one first step."""
+"""How long until the first step: `python benchmarks/startup.py` starts several processes, since each has only one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 
-from measure import Seconds
+from fusedadam.cli import display
 
+STARTS = 5
 GOALS = {
-    "import fusedadam, beyond torch": Seconds(0.1),
-    "first step, compiled code cached": Seconds(0.7),
-    "first step, nothing cached": Seconds(5),
+    "import fusedadam, beyond torch": 0.1,
+    "first step, compiled code cached": 0.7,
+    "first step, nothing cached": 5.0,
 }
 FIRST_STEP = """
 import time, torch
@@ -29,17 +30,20 @@ print(imported, time.perf_counter() - begin)
 """
 
 
-def seconds(starts: int) -> dict[str, float]:
-    """The figures, by the names that ``GOALS`` has for them; all but the last are medians of so many starts."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "FUSEDADAM_CACHE_DIR": folder}
+def start(cache: str) -> list[float]:
+    environment = {**os.environ, "FUSEDADAM_CACHE_DIR": cache}
+    command = [sys.executable, "-c", FIRST_STEP]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return [float(x) for x in out.split()]
 
-        def start() -> list[float]:
-            out = subprocess.run(
-                [sys.executable, "-c", FIRST_STEP], env=environment, capture_output=True, text=True, check=True
-            )
-            return [float(x) for x in out.stdout.split()]
 
-        fresh = start()[1]
-        imported, cached = (statistics.median(values) for values in zip(*(start() for _ in range(starts)), strict=True))
-    return dict(zip(GOALS, (imported, cached, fresh), strict=True))
+def main() -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        _, fresh = start(cache)
+        imported, cached = (statistics.median(own) for own in zip(*(start(cache) for _ in range(STARTS)), strict=True))
+    rows = zip(GOALS, (imported, cached, fresh), strict=True)
+    display.table(("", "seconds", "goal"), [(what, f"{found:.3g}", f"{GOALS[what]:g}") for what, found in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_HALF_UP, Decimal
-from html import escape
 from pathlib import Path
+from typing import Any
+
+from fusedadam.cli import charts
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
@@ -25,17 +27,16 @@ ON_H200 = {
     "BertAdam fp32, gpt": "BertAdam, 124M parameters",
 }
 
-WIDTH, MARGIN, BAR, ROW, TOP = 600, 20, 22, 58, 72
-STYLE = """
-  .card { fill: #f6f8fa; } .text { fill: #1f2328; } .quiet { fill: #59636e; } .peer { fill: #d1d9e0; }
-  .ours { fill: #3f51b5; } .on-ours { fill: #ffffff; }
-  @media (prefers-color-scheme: dark) {
-    .card { fill: #1b1f27; } .text { fill: #e6e8ec; } .quiet { fill: #9aa4b2; } .peer { fill: #3b4350; }
-    .ours { fill: #8c9eff; } .on-ours { fill: #10131a; }
-  }
-  text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; font-size: 15px; }
-  .bold, .title { font-weight: 600; } .title { font-size: 18px; } tspan { font-size: 14px; }
-"""
+WIDTH, MARGIN, BAR, ROW, TOP = 600, 20, 22, 58, 72  # pixels
+LIGHT = {
+    "card": "#f6f8fa",
+    "text": "#1f2328",
+    "quiet": "#59636e",
+    "peer": "#d1d9e0",
+    "ours": "#3f51b5",
+    "on": "#fffffe",
+}
+DARK = {"card": "#1b1f27", "text": "#e6e8ec", "quiet": "#9aa4b2", "peer": "#3b4350", "ours": "#8c9eff", "on": "#10131a"}
 
 
 def figures() -> dict[str, tuple[str, str, str, str, str]]:
@@ -62,37 +63,50 @@ def in_words(number: str) -> str:
 
 def picture() -> str:
     """Our time as a fraction of the peer's, whose bar always has the full width."""
-    known = figures()
-    length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN - 8
-    lines = [
-        f'<text x="{MARGIN}" y="32" class="text title">One optimizer.step() on an NVIDIA H200</text>',
-        f'<rect x="{MARGIN}" y="45" width="12" height="12" rx="2" class="ours"/>',
-        f'<text x="{MARGIN + 18}" y="56" class="quiet">fusedadam</text>',
-        f'<rect x="{MARGIN + 110}" y="45" width="12" height="12" rx="2" class="peer"/>',
-        f'<text x="{MARGIN + 128}" y="56" class="quiet">the peer: its time is the whole bar</text>',
-    ]
+    known, height = figures(), TOP + len(ON_H200) * ROW + 12
+    figure = charts.empty(WIDTH / 72, height / 72)
+    figure.set(layout_engine="none", facecolor=LIGHT["card"])
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    axes.axis("off")
+
+    def text(x: float, y: float, words: str, color: str = "text", **how: Any) -> None:
+        axes.text(x, y, words, color=LIGHT[color], **{"fontsize": 15, **how})
+
+    def bar(x: float, y: float, length: float, thickness: float, color: str) -> None:
+        axes.barh(y, length, thickness, x, align="edge", color=LIGHT[color])
+
+    text(MARGIN, 32, "One optimizer.step() on an NVIDIA H200", fontsize=18, weight="bold")
+    for x, color, words in (
+        (MARGIN, "ours", "fusedadam"),
+        (MARGIN + 110, "peer", "the peer: its time is the whole bar"),
+    ):
+        bar(x, 45, 12, 12, color)
+        text(x + 18, 56, words, "quiet")
+    length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN
     for k, (what, title) in enumerate(ON_H200.items()):
         ours, _, peer, theirs, ratio = known[what]
         y, part = TOP + k * ROW, round(length * float(ours) / float(theirs))
-        beside = part < 80  # the bar is too short for its label
-        at, anchor, kind = (MARGIN + part + 8, "start", "text") if beside else (MARGIN + part - 8, "end", "on-ours")
-        lines += [
-            f'<text x="{MARGIN}" y="{y + 20}" class="text">{escape(title)} '
-            f'<tspan class="quiet">against {escape(peer.replace("`", ""))}</tspan></text>',
-            f'<text x="{WIDTH - MARGIN}" y="{y + 20}" text-anchor="end" class="text bold">{ratio} \u00d7</text>',
-            f'<rect x="{MARGIN}" y="{y + 28}" width="{length}" height="{BAR}" rx="3" class="peer"/>',
-            f'<rect x="{MARGIN}" y="{y + 28}" width="{part}" height="{BAR}" rx="3" class="ours"/>',
-            f'<text x="{at}" y="{y + 44}" text-anchor="{anchor}" class="{kind} bold">{in_words(ours)} ms</text>',
-            f'<text x="{right}" y="{y + 44}" text-anchor="end" class="text">{in_words(theirs)} ms</text>',
-        ]
-    height = TOP + len(ON_H200) * ROW + 12
+        text(MARGIN, y + 20, title)
+        text(right - 60, y + 20, f"against {peer.replace('`', '')}", "quiet", ha="right", fontsize=14)
+        text(right, y + 20, f"{ratio} \u00d7", ha="right", weight="bold")
+        bar(MARGIN, y + 28, length, BAR, "peer")
+        bar(MARGIN, y + 28, part, BAR, "ours")
+        if part < 80:  # too short to write on
+            text(MARGIN + part + 8, y + 44, f"{in_words(ours)} ms", weight="bold")
+        else:
+            text(MARGIN + part - 8, y + 44, f"{in_words(ours)} ms", "on", ha="right", weight="bold")
+        text(right - 8, y + 44, f"{in_words(theirs)} ms", ha="right")
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'role="img">\n<title>One step of each optimizer against its peer, on an H200</title>\n'
-        f"<desc>{escape(told)}</desc>\n<style>{STYLE}</style>\n"
-        f'<rect width="{WIDTH}" height="{height}" rx="10" class="card"/>\n' + "\n".join(lines) + "\n</svg>\n"
-    )
+    drawn = charts.svg(figure, told, {color: f"var(--{name})" for name, color in LIGHT.items()})
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+    return drawn.replace("<svg ", begin, 1).replace(">", f">\n{style()}", 1) + "\n"
+
+
+def style() -> str:
+    light, dark = (" ".join(f"--{name}: {color};" for name, color in colors.items()) for colors in (LIGHT, DARK))
+    fonts = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
+    dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}"
+    return f"<style>\nsvg {{ {light} }}\n{dark}\ntext {{ font-family: {fonts} !important; }}\n</style>"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line, `fusedadam <command>`: each command is a module in cli/ with `main(arguments) -> int`."""
+"""The command line, `fusedadam COMMAND`: each command is a module in cli/ with `main(arguments) -> int`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import fusedadam
 from fusedadam.cli import streams
 from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, program
 
-# What each is for, and a line to begin with.
+# What each does, and an example.
 COMMANDS = {
-    "doctor": ("tell whether this machine is ready: devices, backends, threads, caches, known problems", "doctor"),
+    "doctor": ("check whether this machine is ready: devices, backends, threads, caches, known problems", "doctor"),
     "verify": ("prove on this machine that every optimizer computes what it should", "verify"),
-    "bench": ("measure how fast a step is on this machine, every optimizer beside its peers", "bench --quick"),
+    "bench": ("measure how fast a step is on this machine, every optimizer and its peers", "bench --quick"),
     "demo": ("train a small transformer with these optimizers and with their peers, side by side", "demo --steps 50"),
     "run": ("run a script written for Ascend (torch_npu, MindSpeed) unmodified, on a GPU or the CPU", "run train.py"),
 }
@@ -23,7 +23,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ["run"]:  # its streams and interrupts are the script's own, and python handles them
+    if given[:1] == ["run"]:  # its streams and interrupts belong to the script
         return _run("run", given[1:])
     try:
         with streams.checked():
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    # imported only now, so that no command waits for the imports of another
+    # imported only here, so that no command waits for the imports of another
     code: int = importlib.import_module(f"fusedadam.cli.{name}").main(arguments)
     return code
 
@@ -42,7 +42,7 @@ def _run(name: str, arguments: list[str]) -> int:
 def _help(arguments: list[str]) -> int:
     parser = _parser()
     parser.parse_args(arguments)
-    print(parser.format_help(), end="")  # print_help() would hide that it cannot be written
+    print(parser.format_help(), end="")  # print_help() would hide errors of a full disk
     return FINE
 
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=program(),
         usage=f"{program()} [-h] [--version] COMMAND ...",
         description="Fused optimizers of the Adam family for PyTorch. New here? doctor, then verify, then demo.",
-        epilog=f"commands, each with an example and a --help of its own:\n{listed}\n\n{EXIT_CODES}",
+        epilog=f"commands, each with its own --help:\n{listed}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fusedadam {fusedadam.__version__}")

@@ -1,4 +1,4 @@
-"""What this machine is called, and how much of it is ours."""
+"""The name of this machine's processor, and the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -17,5 +17,4 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Processes that a command starts: Ctrl-C, which a terminal sends to all of them, is the command's alone to answer."""
+"""Processes that a command starts: only the command itself reacts to Ctrl-C, which a terminal sends to all of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from multiprocessing import resource_tracker
 
 @contextlib.contextmanager
 def born_deaf() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, not even while their interpreters start; we hear it at the end.
+    """Processes started in this block do not receive Ctrl-C, not even while they import; we receive it at its end.
 
-    That a signal is blocked is inherited, from the first instruction on. Ignoring it is the process's own doing
-    (:func:`stay_deaf`), which may come too late: it would complain in the middle of an import. So it would if we were
-    interrupted while we are telling it what to do.
+    A blocked signal is inherited, so it is blocked from the first instruction on. A process can ignore it only later
+    (:func:`stay_deaf`), and until then would print a traceback from the middle of an import.
     """
     heard = False
 
@@ -22,7 +21,7 @@ def born_deaf() -> Iterator[None]:
         nonlocal heard
         heard = True
 
-    before = signal.signal(signal.SIGINT, hear)  # another thread of ours may get it, blocked here or not
+    before = signal.signal(signal.SIGINT, hear)  # another thread may receive it, even if it is blocked in this one
     try:
         with _blocked():
             yield
@@ -37,7 +36,7 @@ def _blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # multiprocessing's own helper: starting it unblocks what was blocked
+    resource_tracker.ensure_running()  # multiprocessing's own helper process: starting it later would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -46,5 +45,5 @@ def _blocked() -> Iterator[None]:
 
 
 def stay_deaf() -> None:
-    """The first thing that such a process does, for systems that cannot block signals."""
+    """The first call of such a process, for systems that cannot block signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

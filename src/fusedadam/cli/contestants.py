@@ -1,6 +1,6 @@
-"""Who is measured: every optimizer of this package, and beside each the peers that compute the same.
+"""Which optimizers are measured: ours, and for each the peers that compute the same.
 
-A peer is only looked up here; it is imported where it is measured, in a process of its own.
+Peers are only looked up here. They are imported where they are measured, in processes of their own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from fusedadam.cli.peers import AdamPLoop, BertAdamLoop, TorchAdamWWithEma
 from fusedadam.optimizers.base import FusedOptimizer
 
 OURS = "fusedadam"
-COMPILES = "compiles for minutes, so only if it is asked for (--peers all, or by name)"
+COMPILES = "compiles for minutes, so only on request (--peers all, or by name)"
 Params = list[torch.nn.Parameter]
-Options = Mapping[str, Any]
 
-# What all who compute the same are given; in words of their own, since not everyone's defaults are torch's.
-ADAM: Options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
-OPTIONS: dict[str, Options] = {
+# Explicit, because defaults differ between packages.
+ADAM: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
+OPTIONS: dict[str, Mapping[str, Any]] = {
     "AdamW": ADAM,
     "Adam": {**ADAM, "weight_decay": 0.0},
     "EmaAdamW": ADAM,
@@ -35,13 +34,13 @@ OPTIONS: dict[str, Options] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """Another implementation. ``make(params, **options)`` gives an object with ``step()``."""
+    """Another implementation. ``make(params, **options)`` returns an object with ``step()``."""
 
     name: str
     make: Callable[..., Any]
     package: str | None = None  # what must be installed
     gpu_only: bool = False
-    compiles: bool = False  # for minutes, before the first step: measured only if it is asked for
+    compiles: bool = False  # for minutes, before the first step: measured only on request
 
     @property
     def installed(self) -> bool:
@@ -49,7 +48,7 @@ class Peer:
 
 
 class Compiled:
-    """A step as torch.compile makes it of torch's own optimizer."""
+    """torch's own optimizer with its step compiled by torch.compile."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -57,40 +56,37 @@ class Compiled:
 
 
 def _from(module: str, name: str, **fixed: Any) -> Callable[..., Any]:
-    """``name`` of a module that is imported when it is first called."""
+    """``name`` of a module that is imported by the first call."""
     return lambda params, **options: getattr(importlib.import_module(module), name)(params, **options, **fixed)
 
 
-def _deepspeed(decoupled: bool) -> Callable[..., Any]:
-    def make(params: Params, **options: Any) -> Any:
-        adam = importlib.import_module("deepspeed.ops.adam")
-        if params[0].device.type == "cpu":
-            return adam.DeepSpeedCPUAdam(params, adamw_mode=decoupled, **options)
-        return adam.FusedAdam(params, adam_w_mode=decoupled, **options)
-
-    return make
+def _deepspeed(params: Params, decoupled: bool, **options: Any) -> Any:
+    adam = importlib.import_module("deepspeed.ops.adam")
+    if params[0].device.type == "cpu":
+        return adam.DeepSpeedCPUAdam(params, adamw_mode=decoupled, **options)
+    return adam.FusedAdam(params, adam_w_mode=decoupled, **options)
 
 
 def _adams(name: str) -> list[Peer]:
-    """The peers of AdamW and Adam, which nearly everyone has."""
-    mine = getattr(torch.optim, name)
+    """The peers of AdamW and Adam."""
+    torchs, decoupled = getattr(torch.optim, name), name == "AdamW"
     plain: dict[str, Any] = {"quantize": False, "master_weight_bits": None}
     return [
-        Peer("torch-fused", lambda params, **o: mine(params, fused=True, **o)),
-        Peer("torch-foreach", lambda params, **o: mine(params, foreach=True, **o)),
-        Peer("torch-compiled", lambda params, **o: Compiled(mine(params, **o)), compiles=True),
+        Peer("torch-fused", lambda params, **o: torchs(params, fused=True, **o)),
+        Peer("torch-foreach", lambda params, **o: torchs(params, foreach=True, **o)),
+        Peer("torch-compiled", lambda params, **o: Compiled(torchs(params, **o)), compiles=True),
         Peer("optimi", _from("optimi", name), "optimi"),
         Peer("flashoptim", _from("flashoptim", f"Flash{name}", **plain), "flashoptim", gpu_only=True),
         Peer("flashoptim-8bit", _from("flashoptim", f"Flash{name}"), "flashoptim", gpu_only=True),
-        Peer("apex", _from("apex.optimizers", "FusedAdam", adam_w_mode=name == "AdamW"), "apex", gpu_only=True),
+        Peer("apex", _from("apex.optimizers", "FusedAdam", adam_w_mode=decoupled), "apex", gpu_only=True),
         Peer("bitsandbytes", _from("bitsandbytes.optim", name), "bitsandbytes"),
         Peer("bitsandbytes-8bit", _from("bitsandbytes.optim", f"{name}8bit"), "bitsandbytes"),
         Peer("torchao-8bit", _from("torchao.optim", f"{name}8bit"), "torchao", compiles=True),
-        Peer("deepspeed", _deepspeed(name == "AdamW"), "deepspeed", compiles=True),
+        Peer("deepspeed", lambda params, **o: _deepspeed(params, decoupled, **o), "deepspeed", compiles=True),
     ]
 
 
-# The first one of each is the one that people would use without us.
+# The first peer of each is what people would use without us.
 PEERS: dict[str, list[Peer]] = {
     "AdamW": _adams("AdamW"),
     "Adam": _adams("Adam"),
@@ -102,32 +98,27 @@ PEERS: dict[str, list[Peer]] = {
     ],
     "BertAdam": [Peer("loop", BertAdamLoop)],
 }
+PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
 
 
 def optimizers() -> dict[str, type[FusedOptimizer]]:
-    """All of ours, by name: those with peers first, in the order that they have here."""
+    """All of ours by name; those with peers come first."""
     public = {name: getattr(fusedadam, name) for name in dict.fromkeys((*PEERS, *fusedadam.__all__))}
     return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer)}
 
 
-def compiles(optimizer: str, by: str) -> bool:
-    return any(peer.compiles for peer in PEERS.get(optimizer, ()) if peer.name == by)
+def peer(optimizer: str, name: str) -> Peer:
+    return next(peer for peer in PEERS[optimizer] if peer.name == name)
 
 
-def peer_names() -> list[str]:
-    return list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
-
-
-def make(optimizer: str, by: str, params: Params) -> Any:
-    """An optimizer of that kind, by us, by a peer, or by ``module:name``."""
-    options = OPTIONS.get(optimizer, {})
+def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | None = None) -> Any:
+    """An optimizer of that kind: ours, a peer's, or that of ``module:name``."""
+    options = OPTIONS.get(optimizer, {}) if options is None else options
     if by == OURS:
         return optimizers()[optimizer](params, **options)
     if ":" in by:
-        module, _, name = by.partition(":")
-        return _from(module, name)(params, **options)
-    (peer,) = (peer for peer in PEERS[optimizer] if peer.name == by)
-    return peer.make(params, **options)
+        return _from(*by.split(":", 1))(params, **options)
+    return peer(optimizer, by).make(params, **options)
 
 
 @dataclass(frozen=True)
@@ -140,7 +131,7 @@ class Absent:
 
 
 def choose(optimizer: str, device: str, wanted: Sequence[str] | None) -> tuple[list[str], list[Absent]]:
-    """Who is measured beside our ``optimizer``, and who is not. ``wanted`` None: all who are quickly ready."""
+    """The peers to measure, and those that are left out. ``wanted`` None: all that are quickly ready."""
     chosen, absent = [], []
     for peer in PEERS.get(optimizer, ()):
         asked = wanted is not None and (peer.name in wanted or "all" in wanted)

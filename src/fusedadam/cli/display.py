@@ -1,4 +1,4 @@
-"""Progress and tables: with rich on a terminal, as plain lines everywhere else."""
+"""Tables and progress: with rich on a terminal, as plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -6,169 +6,104 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-Advance = Callable[[Sequence[float]], None]
-Rows = Sequence[Sequence[str]]
+EVERY = 0.2  # seconds between two refreshes, so that drawing does not disturb what is measured
 
 
 def pretty() -> bool:
     return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
 
 
-@contextlib.contextmanager
-def progress(names: Sequence[str], steps: int) -> Iterator[Advance]:
-    """Yields a function that is called once a step with the losses of all ``names``."""
-    with _bars(names, steps) if pretty() else contextlib.nullcontext(_lines(names, steps)) as advance:
-        yield advance
-
-
-@contextlib.contextmanager
-def counting(what: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is called with how many more are done: a bar, or about ten lines, or nothing."""
-    if quiet:
-        yield lambda more: None
-    elif pretty():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda more: bar.advance(task, more)
-    else:
-        done = 0
-
-        def advance(more: int) -> None:
-            nonlocal done
-            before, done = done, done + more
-            if done == total or 10 * done // total > 10 * before // total:
-                print(f"{done:5} of {total} {what}", flush=True)
-
-        yield advance
-
-
-class Counter:
-    """How far a command has come. ``doing`` says what is under way, ``done`` what is now behind it."""
-
-    def doing(self, what: str) -> None:
-        pass
-
-    def done(self, line: str) -> None:
-        raise NotImplementedError
-
-
-@contextlib.contextmanager
-def counter(total: int, file: TextIO | None = None) -> Iterator[Counter]:
-    """A bar on a terminal, and one line for each of ``total`` things everywhere else."""
-    file = file or sys.stdout
-    if file.isatty() and importlib.util.find_spec("rich") is not None:
-        with _CountingBar(total, file) as bar:
-            yield bar
-    else:
-        yield _CountingLines(total, file)
-
-
-def table(headers: Sequence[str], rows: Rows) -> None:
-    (_rich_table if pretty() else _plain_table)(headers, rows)
-
-
-@contextlib.contextmanager
-def _bars(names: Sequence[str], steps: int) -> Iterator[Advance]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeElapsedColumn(),
-    )
-    # rich's own refreshing is a thread, which would take time from the steps that are being measured
-    with Progress(*columns, auto_refresh=False) as bars:
-        tasks = [bars.add_task(name, total=steps, loss="     -") for name in names]
-
-        def advance(losses: Sequence[float]) -> None:
-            for task, loss in zip(tasks, losses, strict=True):
-                bars.update(task, advance=1, loss=f"{loss:6.3f}")
-            bars.refresh()
-
-        bars.refresh()
-        yield advance
-
-
-class _CountingLines(Counter):
-    def __init__(self, total: int, file: TextIO) -> None:
-        self.total, self.file, self.count = total, file, 0
-
-    def done(self, line: str) -> None:
-        self.count += 1
-        print(f"[{self.count:{len(str(self.total))}} of {self.total}] {line}", file=self.file, flush=True)
-
-
-class _CountingBar(Counter):
-    EVERY = 0.2  # seconds, at least: what is being measured should not notice
-
-    def __init__(self, total: int, file: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self.bar = Progress(*columns, auto_refresh=False, transient=True, console=Console(file=file, highlight=False))
-        self.task = self.bar.add_task("", total=total)
-        self.drawn = 0.0
-
-    def doing(self, what: str) -> None:
-        self.bar.update(self.task, description=what)
-        if time.monotonic() - self.drawn > self.EVERY:
-            self.bar.refresh()
-            self.drawn = time.monotonic()
-
-    def done(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, overflow="ellipsis", no_wrap=True)
-        self.bar.advance(self.task)
-        self.bar.refresh()
-
-    def __enter__(self) -> _CountingBar:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-
-def _lines(names: Sequence[str], steps: int) -> Advance:
-    """The first step, then about ten more lines, or one a step if there are fewer steps."""
-    done, interval = 0, max(1, steps // 10)
-    print("training loss of    " + "  ".join(names), flush=True)
-
-    def advance(losses: Sequence[float]) -> None:
-        nonlocal done
-        done += 1
-        if done in (1, steps) or done % interval == 0:
-            cells = (f"{loss:{len(name)}.3f}" for name, loss in zip(names, losses, strict=True))
-            print(f"step {done:5} of {steps:5}  " + "  ".join(cells), flush=True)
-
-    return advance
-
-
-def _rich_table(headers: Sequence[str], rows: Rows) -> None:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table: names on the left, numbers aligned on the right."""
+    if not pretty():
+        print(plain(headers, rows))
+        return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
+    made = Table()
     for k, header in enumerate(headers):
-        table.add_column(header, justify="right" if k else "left")
+        made.add_column(header, justify="right" if k else "left")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        made.add_row(*row)
+    Console().print(made)
 
 
-def _plain_table(headers: Sequence[str], rows: Rows) -> None:
+def plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    for row in (headers, ["-" * width for width in widths], *rows):
-        name, *numbers = (
-            cell.rjust(width) if k else cell.ljust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join((name, *numbers)).rstrip())
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others))).rstrip()
+
+    return "\n".join(map(line, (headers, ["-" * width for width in widths], *rows)))
+
+
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in (headers, *rows))
+    return "\n".join((first, "|" + "---|" * len(headers), *others))
+
+
+class Progress:
+    """How far a command is: lines everywhere, and a bar below them on a terminal."""
+
+    def __init__(self, total: int, what: str, lines: int) -> None:
+        self.total, self.what, self.lines, self.count = total, what, lines, 0
+
+    def doing(self, now: str) -> None:
+        """What is under way; shown on a terminal only."""
+
+    def done(self, line: str = "", more: int = 1) -> None:
+        before, self.count = self.count, self.count + more
+        if before == 0 or self.count * self.lines // self.total > before * self.lines // self.total:
+            self._print(f"[{self.count:{len(str(self.total))}} of {self.total}{self.what}] {line}".rstrip())
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)
+
+
+class _Quiet(Progress):
+    def _print(self, line: str) -> None:
+        pass
+
+
+class _Bar(Progress):
+    def __init__(self, bar: Any, total: int, what: str, lines: int) -> None:
+        super().__init__(total, what, lines)
+        self.bar, self.task, self.drawn = bar, bar.add_task("", total=total, what=what.strip()), 0.0
+        self.bar.refresh()
+
+    def doing(self, now: str) -> None:
+        self.bar.update(self.task, description=now)
+        if time.monotonic() - self.drawn > EVERY:
+            self.bar.refresh()
+            self.drawn = time.monotonic()
+
+    def done(self, line: str = "", more: int = 1) -> None:
+        super().done(line, more)
+        self.bar.advance(self.task, more)
+        self.bar.refresh()
+
+    def _print(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
+
+
+@contextlib.contextmanager
+def progress(total: int, what: str = "", lines: int = 10, quiet: bool = False) -> Iterator[Progress]:
+    """Counts to ``total`` (``what``: of what) and prints about ``lines`` lines on the way."""
+    what = f" {what}" if what else ""
+    if quiet or not pretty():
+        yield (_Quiet if quiet else Progress)(total, what, lines)
+        return
+    import rich.progress as rich
+
+    columns = (
+        rich.TextColumn("{task.fields[what]}"), rich.BarColumn(24), rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(), rich.TextColumn("{task.description}"),
+    )  # fmt: skip
+    # rich's own refreshing is a thread, which would take time from the steps that are measured
+    with rich.Progress(*columns, auto_refresh=False) as bar:
+        yield _Bar(bar, total, what, lines)

@@ -1,12 +1,13 @@
-"""What the commands have in common: their names, help with examples, exit codes, and JSON for machines."""
+"""What all commands share: exit codes, parsers with examples, types of options, and JSON output."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -16,27 +17,66 @@ EXIT_CODES = "exit codes:\n  0 fine, 1 found something wrong or failed, 2 bad us
 
 
 def program() -> str:
-    """What the user has typed to get here: the installed script or the module."""
+    """What the user typed to get here: the installed script or the module."""
     return "fusedadam" if PurePath(sys.argv[0]).stem == "fusedadam" else "python -m fusedadam"
 
 
-def parser(command: str, description: str, examples: Mapping[str, str]) -> argparse.ArgumentParser:
-    """For one command; ``examples``: arguments to copy, and what each line is for."""
-    return argparse.ArgumentParser(
+def parser(command: str, description: str, examples: Mapping[str, str], epilog: str = EXIT_CODES) -> Parser:
+    """The parser of one command; ``examples``: arguments to copy, and what each line does."""
+    width = max(map(len, examples))
+    listed = "\n".join(f"  {program()} {command} {given:{width}}  {why}".rstrip() for given, why in examples.items())
+    return Parser(
         prog=f"{program()} {command}",
         description=textwrap.fill(description, WIDTH),
-        epilog=f"examples:\n{_listed(command, examples)}\n\n{EXIT_CODES}",
+        epilog=f"examples:\n{listed}\n\n{epilog}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
-def _listed(command: str, examples: Mapping[str, str]) -> str:
-    width = max(map(len, examples))
-    return "\n".join(f"  {program()} {command} {given:{width}}  {why}" for given, why in examples.items())
+class Parser(argparse.ArgumentParser):
+    """With the options that several commands have."""
+
+    def add_device(self, **how: Any) -> None:
+        self.add_argument("--device", type=device, **{"help": "default: cuda if available, else cpu", **how})
+
+    def add_json(self) -> None:
+        self.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
-def add_json(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--json", action="store_true", help="print one JSON object and nothing else, for machines")
+def device(text: str) -> Any:
+    """The type of --device: a device that exists and works."""
+    import torch
+
+    try:
+        found = torch.device(text)
+        torch.empty(1, device=found).item()  # a meta device has no values
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def default_device() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def whole(low: int, why: str = "") -> Callable[[str], int]:
+    """The type of an option that is a whole number, at least ``low``."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {low} on{why}")
+        return int(text)
+
+    return parse
+
+
+@contextlib.contextmanager
+def text_on_stderr(json: bool) -> Iterator[None]:
+    """With --json, standard output has the JSON and nothing else."""
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+        yield
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What ours are compared with where torch has no such optimizer: written plainly, as people write them."""
+"""Peers for optimizers that torch does not have, written plainly with torch operations, as most people write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMA_DECAY = 0.9999
 
 
 class TorchAdamWWithEma(torch.optim.AdamW):
-    """What EmaAdamW does in one pass, by torch's own means: the fused AdamW, then an average by foreach operations."""
+    """EmaAdamW with torch's own means: the fused AdamW, then an average by foreach operations."""
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         super().__init__(params, fused=True, **options)
@@ -42,7 +42,12 @@ class TorchAdamWWithEma(torch.optim.AdamW):
 
 
 class Loop(torch.optim.Optimizer):
-    """One parameter after the other, each by a dozen torch operations: most optimizers outside torch are such."""
+    """Updates one parameter after the other with a dozen torch operations, like most optimizers outside torch."""
+
+    options: dict[str, Any]  # with their default values
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, {**self.options, **options})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -60,19 +65,10 @@ class Loop(torch.optim.Optimizer):
 
 
 class BertAdamLoop(Loop):
-    """BertAdam with the operations that NVIDIA's BERT training has: clipped by each parameter's own norm, in place."""
+    """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm."""
 
-    # fmt: off
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, warmup: float = 0.0, t_total: int = -1,
-        b1: float = 0.9, b2: float = 0.999, e: float = 1e-6, weight_decay: float = 0.01, max_grad_norm: float = 1.0,
-    ) -> None:
-        defaults = {
-            "lr": lr, "warmup": warmup, "t_total": t_total, "b1": b1, "b2": b2, "e": e,
-            "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
-    # fmt: on
+    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
+    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         b1, b2, exp_avg, exp_avg_sq = group["b1"], group["b2"], state["exp_avg"], state["exp_avg_sq"]
@@ -90,18 +86,9 @@ class BertAdamLoop(Loop):
 
 
 class AdamPLoop(Loop):
-    """AdamP (arXiv 2006.08217) by its formulas, for where the `adamp` package of its authors is not installed."""
+    """AdamP (arXiv 2006.08217), for machines without the authors' `adamp` package."""
 
-    # fmt: off
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1,
-    ) -> None:
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "delta": delta, "wd_ratio": wd_ratio
-        }
-        super().__init__(params, defaults)
-    # fmt: on
+    options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "delta": 0.1, "wd_ratio": 0.1}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         (beta1, beta2), eps, lr, t = group["betas"], group["eps"], group["lr"], state["step"] + 1
@@ -120,8 +107,8 @@ class AdamPLoop(Loop):
 
 
 def rows_without_slope(param: Tensor, grad: Tensor, delta: float, eps: float) -> tuple[int, int] | None:
-    """The first view of a matrix in which every row is nearly perpendicular to its gradient, so that its length hardly
-    matters to the loss: one row for each channel, or else one for the whole layer."""
+    """The first view of a matrix in which every row is nearly perpendicular to its gradient: one row per channel, or
+    one for the whole layer. The length of such rows hardly affects the loss."""
     if param.ndim < 2:
         return None
     for view in ((param.shape[0], -1), (1, -1)):
@@ -133,14 +120,14 @@ def rows_without_slope(param: Tensor, grad: Tensor, delta: float, eps: float) ->
 
 
 def perpendicular(update: Tensor, rows: Tensor, eps: float) -> Tensor:
-    """``update`` less its part along each row."""
+    """``update`` without its component along each row."""
     unit: Tensor = rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + eps)
     changes = update.reshape(rows.shape)
     return (changes - unit * (unit * changes).sum(dim=1, keepdim=True)).reshape(update.shape)
 
 
 def adamp_package() -> Any:
-    """AdamP by the paper's authors, or None where their package is not installed."""
+    """AdamP by the paper's authors, or None if their package is not installed."""
     try:
         return importlib.import_module("adamp").AdamP
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
-"""`python -m fusedadam run SCRIPT`: a script written for Ascend, on whatever device there is.
+"""`fusedadam run SCRIPT`: runs a script written for Ascend on a GPU or the CPU.
 
-The script sees what it would see under plain python: its argv, a `__main__` of its own, its exit status, and a
-traceback without us in it.
+The script sees what it would see under plain python: its own argv and `__main__`, its exit status, and tracebacks
+without our frames.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from typing import Any
 from fusedadam import ascend
 from fusedadam.ascend import device as devices
 from fusedadam.ascend.install import real_torch_npu
-from fusedadam.cli import streams
-
-NO_SUCH_SCRIPT = 2  # as python itself exits
+from fusedadam.cli import frame, streams
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,14 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     script, *rest = options.rest
     if not options.module:
         with _opening(path := _absolute(script)):
-            os.stat(path)  # before a word about devices
+            os.stat(path)  # before anything is said about devices
     if real_torch_npu():
         _say(options, "torch_npu is installed, so nothing is replaced: the script runs as it is")
     else:
         try:
             ascend.install(options.device)
         except ValueError as error:
-            sys.exit(f"python -m fusedadam run: {error}")
+            sys.exit(f"{frame.program()} run: {error}")
         if options.device is not None:
             os.environ[devices.VARIABLE] = options.device
         _say(options, f'"npu" means {devices.kind()} here')
@@ -50,14 +48,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m fusedadam run",
-        usage="%(prog)s [-h] [-q] [--device KIND] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
-        description="Run a script written for Ascend's torch_npu or MindSpeed, unmodified, on a GPU or the CPU.",
-        epilog="Everything after SCRIPT or MODULE is the script's own.",
+    parser = frame.parser(
+        "run",
+        "Runs a script written for Ascend's torch_npu or MindSpeed, unmodified, on a GPU or the CPU.",
+        {"train.py --epochs 3": "like python train.py --epochs 3", "--device cpu -m mypackage.train": "on the CPU"},
+        "Everything after SCRIPT or MODULE is passed to it, and its exit code is that of the script.",
     )
-    parser.add_argument("--device", metavar="KIND", help='what "npu" is to mean: cuda, cpu, ...; the best there is')
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not say what npu means")
+    parser.usage = "%(prog)s [-h] [-q] [--device KIND] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    parser.add_argument(
+        "--device", metavar="KIND", help='what "npu" means: cuda, cpu, ... (default: the best there is)'
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help='do not print what "npu" means')
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -72,7 +73,7 @@ def _say(options: argparse.Namespace, sentence: str) -> None:
 
 
 def _as_python_would(run: Callable[[], None]) -> None:
-    """An error goes on to the interpreter, which prints it and exits as always; only our own frames are left out."""
+    """Errors go on to the interpreter, which prints them and exits as always, without our own frames."""
     try:
         run()
     except SystemExit:
@@ -117,21 +118,20 @@ def _fresh_main() -> types.ModuleType:
 
 
 def _put_first(folder: str) -> None:
-    """In place of the folder that `python -m fusedadam` had put there."""
-    if not getattr(sys.flags, "safe_path", False):  # python -P: none is put there
+    """Replaces the folder that `python -m fusedadam` has put there."""
+    if not getattr(sys.flags, "safe_path", False):  # python -P puts none there
         sys.path[0] = folder
 
 
 def _absolute(script: str) -> str:
-    """And otherwise as it was given."""
     return os.path.join(os.getcwd(), script)
 
 
 @contextlib.contextmanager
 def _opening(path: str) -> Iterator[None]:
-    """Fails in python's own words."""
+    """Fails with the message of python itself."""
     try:
         yield
     except OSError as error:
         streams.tell(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
-        sys.exit(NO_SUCH_SCRIPT)
+        sys.exit(frame.BAD_USAGE)  # as python does

@@ -1,12 +1,10 @@
-"""The shapes of your own model: from a checkpoint, without reading its weights, or from a Hugging Face config."""
+"""The shapes of a user's own model: from a checkpoint, without reading its weights, or from a Hugging Face config."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
-import pickle
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam.cli.bench.shapes import Shape
+from fusedadam.cli.harness.shapes import Shape
 
-WRAPPED_IN = ("state_dict", "model_state_dict", "model", "module")  # as trainers save it, the model among other things
-NOT_TRAINED = ("running_mean", "running_var")  # batch norm's, which a checkpoint has among the weights
+WRAPPED_IN = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save the model
+NOT_TRAINED = ("running_mean", "running_var")  # of batch norm, which checkpoints have among the weights
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors calls them
 
 
 class Unreadable(Exception):
-    """A file that has no shapes for us; the message says why and what to do."""
+    """A file without usable shapes; the message names the file and says why."""
 
 
 def shapes_from(path: Path) -> list[Shape]:
@@ -40,7 +38,7 @@ def shapes_from(path: Path) -> list[Shape]:
         shapes = _of_checkpoint(path)
     shapes = [shape for shape in shapes if math.prod(shape)]
     if not shapes:
-        raise Unreadable(f"{path} has no floating-point tensors, so there is nothing to step over")
+        raise Unreadable(f"{path} has no floating-point tensors, so there is nothing to update")
     return shapes
 
 
@@ -52,24 +50,22 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _of_safetensors(path: Path) -> list[Shape]:
-    """The file begins with the length of a JSON header, and the header."""
+    _require("safetensors", path)
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                raise ValueError("its header would be longer than the file")
-            header = json.loads(file.read(length))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return [tuple(e["shape"]) for name, e in entries.items() if e["dtype"] in FLOATS and _trained(name)]
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        with safe_open(path, framework="pt") as file:
+            entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            return [tuple(e.get_shape()) for n, e in entries.items() if e.get_dtype() in FLOATS and _trained(n)]
+    except (SafetensorError, OSError) as error:
         raise Unreadable(f"{path} is not a safetensors file: {error}") from None
 
 
 def _of_shards(path: Path) -> list[Shape]:
     try:
-        names = sorted(set(_json(path)["weight_map"].values()))
+        names = sorted({str(name) for name in _json(path)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError):
-        raise Unreadable(f"{path} is no index of safetensors files: it has no weight_map") from None
+        raise Unreadable(f"{path} is not an index of safetensors files: it has no weight_map") from None
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         raise Unreadable(f"{path} names {missing[0]}, which is not beside it")
@@ -77,16 +73,22 @@ def _of_shards(path: Path) -> list[Shape]:
 
 
 def _of_checkpoint(path: Path) -> list[Shape]:
-    """``mmap``: weights stay on the disk, and only what describes them is read."""
     try:
+        # mmap: weights stay on the disk
         loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, ValueError, EOFError) as error:
-        first = str(error).splitlines()[0]
-        raise Unreadable(f"{path} cannot be read as a checkpoint of torch.save: {first}") from None
-    return _of_state_dict(_state_dict(loaded, path))
+    except Exception as error:  # a damaged pickle can raise nearly anything, KeyError for one
+        first = (str(error).splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first}"
+        raise Unreadable(f"{path} cannot be read as a checkpoint of torch.save: {reason}") from None
+    shapes: dict[Any, Shape] = {}
+    for name, value in _state_dict(loaded, path).items():
+        if isinstance(value, Tensor) and value.is_floating_point() and _trained(str(name)):
+            # tied weights are saved twice and trained once
+            shapes[value.data_ptr(), value.shape, value.stride()] = tuple(value.shape)
+    return list(shapes.values())
 
 
-def _state_dict(loaded: Any, path: Path) -> Mapping[str, Any]:
+def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
     if isinstance(loaded, Mapping):
         if any(isinstance(value, Tensor) for value in loaded.values()):
             return loaded
@@ -97,25 +99,12 @@ def _state_dict(loaded: Any, path: Path) -> Mapping[str, Any]:
     raise Unreadable(f"{path} has no state dict of a model: found {keys}, looked for {', '.join(WRAPPED_IN)}")
 
 
-def _of_state_dict(state: Mapping[str, Any]) -> list[Shape]:
-    shapes: dict[Any, Shape] = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and _trained(name):
-            # tied weights are saved twice and trained once
-            key = value.data_ptr(), value.shape, value.stride()
-            shapes[key] = tuple(value.shape)
-    return list(shapes.values())
-
-
 def _of_config(path: Path) -> list[Shape]:
-    """The model itself, made without memory by the transformers package: nobody else knows all their shapes."""
+    """Lets transformers build the model on the meta device: only it knows the shapes of every architecture."""
     config = _json(path)
     if not isinstance(config, dict) or "model_type" not in config:
         raise Unreadable(f"{path} is not a Hugging Face config: it has no model_type")
-    if importlib.util.find_spec("transformers") is None:
-        raise Unreadable(
-            f"{path}: shapes are made of a config by transformers, which is missing: pip install transformers"
-        )
+    _require("transformers", path)
     import transformers
 
     try:
@@ -124,9 +113,14 @@ def _of_config(path: Path) -> list[Shape]:
         with torch.device("meta"):
             make: Any = named[0] if named and named[0] else transformers.AutoModel.from_config
             model = make(loaded)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+    except Exception as error:  # each architecture checks its config in its own way, or not at all
         raise Unreadable(f"{path}: transformers cannot make that model: {' '.join(str(error).split())[:200]}") from None
     return [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+
+
+def _require(package: str, path: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise Unreadable(f"{path}: {package} reads such files and is not installed: pip install {package}")
 
 
 def _json(path: Path) -> Any:

@@ -1,7 +1,7 @@
-"""`fusedadam doctor`: what serves which device here, and is anything wrong?
+"""`fusedadam doctor`: which backend each device uses, and whether anything is wrong.
 
-facts.py     what is on this machine
-problems.py  known problems, found by those facts
+facts.py      what is on this machine
+problems.py   known problems that follow from these facts
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fusedadam.optimizers.memory import readable
 def main(arguments: Sequence[str]) -> int:
     parser = frame.parser(
         "doctor",
-        "Tells what serves which device here and why not another, and finds known problems. It takes no step and "
+        "Shows which backend each device uses, and why not the others, and finds known problems. It takes no step and "
         "compiles nothing.",
-        {"": "look at this machine", "--json > doctor.json": "to attach to a report"},
+        {"": "check this machine", "--json > doctor.json": "to attach to a report"},
     )
-    frame.add_json(parser)
+    parser.add_json()
     options = parser.parse_args(arguments)
     facts = gather()
     problems = find(facts)
     serious = any(problem.serious for problem in problems)
     if options.json:
-        said = asdict(facts) | {"never_tested": NEVER_TESTED, "problems": [asdict(p) for p in problems]}
-        frame.print_json({"ok": not serious, **said})
+        found = asdict(facts) | {"never_tested": NEVER_TESTED, "problems": [asdict(p) for p in problems]}
+        frame.print_json({"ok": not serious, **found})
     else:
         print("\n".join(report(facts, problems)))
     return frame.WRONG if serious else frame.FINE
@@ -46,7 +46,7 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
     yield from map(_cache, facts.caches)
     if facts.environment:
         yield f"Environment: {', '.join(f'{name}={value}' for name, value in facts.environment.items())}"
-    yield textwrap.fill(f"Never tested by us: {'; '.join(NEVER_TESTED)}.", frame.WIDTH, subsequent_indent="  ")
+    yield textwrap.fill(f"Untested: {'; '.join(NEVER_TESTED)}.", frame.WIDTH, subsequent_indent="  ")
     yield ""
     for problem in problems:
         yield f"{'PROBLEM' if problem.serious else 'Note'}: {problem.what}"
@@ -55,20 +55,20 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
     if serious:
         yield f"\n{serious} problem{'s' * (serious > 1)} found."
     else:
-        yield f"No problems found. `{frame.program()} verify` proves that steps compute what they should."
+        yield f"No problems found. `{frame.program()} verify` checks that steps compute what they should."
 
 
 def _device(device: Device) -> Iterator[str]:
     size = "" if device.memory is None else f", {readable(device.memory)} of memory"
     yield f"{device.device}: {device.name}{size}"
-    yield f"  served by {device.backend}, {'tested' if device.tested else 'never tested'} by us on this kind of device"
-    yield from (f"  not by {name}: {reason}" for name, reason in device.why_not.items())
+    yield f"  backend: {device.backend} ({'tested' if device.tested else 'untested'} on this device)"
+    yield from (f"  not {name}: {reason}" for name, reason in device.why_not.items())
 
 
 def _threads(threads: Threads) -> str:
-    quota = "" if threads.quota is None else f" (of which the container may use {threads.quota:g})"
+    quota = "" if threads.quota is None else f" (the container may use {threads.quota:g})"
     cores = f"{threads.cores} core{'s' * (threads.cores > 1)}{quota}"
-    where = "torch's own OpenMP threads; in a forked process, on a pool of ours" if threads.team else "a pool of ours"
+    where = "torch's OpenMP threads, in a forked process on our own pool" if threads.team else "our own pool"
     return f"Threads: {threads.torch}, for {cores}; kernels on the CPU run on {where}"
 
 

@@ -1,4 +1,4 @@
-"""What is on this machine, as far as fusedadam is concerned. Nothing is compiled, and no step is taken."""
+"""What fusedadam needs to know about this machine. Nothing is compiled, and no step is taken."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
-SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba, from wherever
-COUNTING_SECONDS = 0.5  # for files in a cache, which may be very many
+SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba
+COUNTING_SECONDS = 0.5  # a cache may have very many files
 
 # What our tests and measurements have run on.
 TESTED_PROCESSORS, TESTED_SYSTEM, TESTED_GPUS = ("x86_64", "amd64"), "Linux", ("NVIDIA H200",)
@@ -50,8 +50,8 @@ class Device:
     name: str
     memory: int | None
     backend: str
-    why_not: dict[str, str]  # the other backends, and what speaks against each
-    lacking: str | None  # what the faster backend would need
+    why_not: dict[str, str]  # why the other backends are not used
+    lacking: str | None  # why a faster backend is unavailable
     tested: bool
     capability: tuple[int, int] | None = None  # CUDA's
 
@@ -60,7 +60,7 @@ class Device:
 class Threads:
     torch: int
     cores: int  # that this process may use
-    quota: float | None  # cores that its container may use
+    quota: float | None  # cores that the container may use
     team: bool  # whether kernels run on torch's own threads
 
     @property
@@ -74,10 +74,10 @@ class Cache:
     folder: str | None
     files: int = 0
     bytes: int = 0
-    counted: bool = True  # False: there are more than could be counted in a moment
+    counted: bool = True  # False: there are more files than could be counted quickly
     free: int | None = None  # bytes on the disk
     error: str | None = None
-    damaged: int = 0  # files whose checksum is wrong, among those that were counted
+    damaged: int = 0  # counted files whose checksum is wrong
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ class Facts:
     system: str
     versions: dict[str, str | None]
     required: dict[str, str]  # the oldest versions that are supported
-    broken: dict[str, str]  # packages that are installed and cannot be imported, with the reason
+    broken: dict[str, str]  # packages that are installed but cannot be imported, and why
     devices: list[Device]
-    gpus: int  # NVIDIA's that the driver knows, whether or not torch can use them
-    cuda: str | None  # that torch was built for
-    complaints: list[str]  # what torch said while it was asked
+    gpus: int  # NVIDIA GPUs that the driver knows, whether or not torch can use them
+    cuda: str | None  # the version that torch was built for
+    complaints: list[str]  # warnings of torch
     threads: Threads
     caches: list[Cache]
     compiler: str | None
-    headers: bool  # Python's own, for C
+    headers: bool  # Python's C headers
     numba_settings: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Facts:
 def gather() -> Facts:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.cuda.is_available()  # what is wrong with a driver is a warning of its own
+        torch.cuda.is_available()  # warns if the driver is broken
         devices = [_processor(), *_accelerators()]
         caches = [_own_cache(), *_other_caches()]
     needed = ["numba", *(["triton"] if any(d.device != "cpu" for d in devices) else [])]
@@ -173,7 +173,7 @@ def _threads() -> Threads:
 
 
 def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores a container may use; both versions of Linux's control groups."""
+    """How many cores a container may use, from either version of Linux's control groups."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -200,18 +200,18 @@ def _other_caches() -> Iterator[Cache]:
 
 
 def triton_folder() -> Path:
-    """Where Triton keeps compiled code, without asking it: that would import it."""
+    """Where Triton caches compiled code, without importing Triton."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
 def _count(whose: str, folder: Path, suffix: str, checked: str | None = None) -> Cache:
-    """``suffix``: of the files that are counted, one for each kernel; ``checked``: of files with a checksum."""
+    """``suffix``: of the files to count, one for each kernel; ``checked``: of files with a checksum."""
     files = size = damaged = 0
     end = time.perf_counter() + COUNTING_SECONDS
     for entry in _files(folder):
         files += entry.name.endswith(suffix) and not entry.name.startswith("__grp__")
-        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that is compiling
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that compiles
             size += entry.stat(follow_symlinks=False).st_size
         if checked is not None and entry.name.endswith(checked):
             damaged += cache_files.is_damaged(Path(entry.path))
@@ -233,7 +233,7 @@ def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
                     yield from _files(Path(entry.path))
                 else:
                     yield entry
-    except OSError:  # not there, or another process has just cleared it
+    except OSError:  # it does not exist, or another process has just cleared it
         return
 
 
@@ -245,7 +245,7 @@ def _version(package: str) -> str | None:
 
 
 def _required() -> Iterator[tuple[str, str]]:
-    """The lower bounds of pyproject.toml, where the package is installed."""
+    """The lower bounds of pyproject.toml, if the package is installed."""
     try:
         lines = importlib.metadata.requires("fusedadam") or []
     except importlib.metadata.PackageNotFoundError:
@@ -257,7 +257,7 @@ def _required() -> Iterator[tuple[str, str]]:
 
 
 def _import_error(package: str) -> str | None:
-    """Only of what is there: that a package is missing is said elsewhere."""
+    """None if the package is missing, which is reported elsewhere."""
     if not backends._installed(package):
         return None
     try:

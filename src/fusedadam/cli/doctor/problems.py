@@ -1,4 +1,4 @@
-"""Known problems, each found by a fact of this machine, with what to do about it."""
+"""Known problems that follow from the facts of this machine, each with a remedy."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fusedadam.generated import cache_files
 from fusedadam.optimizers.memory import readable
 
 OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
-# Numba's own, and why they are set in vain: kernels are single C functions that torch's threads call.
-IN_VAIN = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
-AS_IT_SHOULD_BE = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
+# Numba's variables without effect here: kernels are single C functions that torch's threads call.
+WITHOUT_EFFECT = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
+GOOD_SETTINGS = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
 LITTLE_SPACE = 64 << 20
-OLDEST_CAPABILITY = (8, 0)  # that Triton's own documentation promises
+OLDEST_CAPABILITY = (8, 0)  # that Triton's documentation promises to support
 
 
 @dataclass(frozen=True)
 class Problem:
     what: str
     do: str
-    serious: bool = True  # steps are wrong or slow, or fail; else only good to know
+    serious: bool = True  # steps are wrong, slow or fail; otherwise it is only a note
 
 
 def find(facts: Facts) -> list[Problem]:
-    """The serious ones first."""
+    """Serious problems first."""
     found = [problem for check in CHECKS for problem in check(facts)]
     return sorted(found, key=lambda problem: not problem.serious)
 
@@ -80,7 +80,7 @@ def _gpus(facts: Facts) -> Iterator[Problem]:
         if device.capability is not None and device.capability < OLDEST_CAPABILITY:
             found = ".".join(map(str, device.capability))
             yield Problem(
-                f"{device.device} has compute capability {found}; Triton promises to work from 8.0 on.",
+                f"{device.device} has compute capability {found}; Triton supports 8.0 and later.",
                 'Run `fusedadam verify`; if it fails, pass backend="eager".',
                 serious=False,
             )
@@ -90,7 +90,7 @@ def _triton(facts: Facts) -> Iterator[Problem]:
     if not any(d.backend == "triton" and d.device != "cpu" for d in facts.devices):
         if facts.environment.get("TRITON_INTERPRET") == "1" and all(d.device == "cpu" for d in facts.devices):
             yield Problem(
-                "TRITON_INTERPRET=1 is set, and does nothing unless an optimizer is made with backend='triton'.",
+                "TRITON_INTERPRET=1 is set, but does nothing unless an optimizer is made with backend='triton'.",
                 "Unset it, unless you test Triton's kernels on the CPU.",
                 serious=False,
             )
@@ -98,13 +98,13 @@ def _triton(facts: Facts) -> Iterator[Problem]:
     chosen = facts.environment.get("CC")
     if chosen and shutil.which(chosen) is None:
         yield Problem(
-            f"CC={chosen!r} is no program, and Triton calls it to build what launches kernels.",
+            f"CC={chosen!r} is not a program, and Triton needs it to compile its launchers.",
             "Unset CC, or set it to a C compiler.",
         )
     if not facts.headers:
         yield Problem(
-            "Python's C headers (Python.h) are missing, which Triton needs to build what launches kernels.",
-            "Install them: python3-dev, python3-devel, or a Python that brings them along.",
+            "Python's C headers (Python.h) are missing, which Triton needs to compile its launchers.",
+            "Install them: python3-dev, python3-devel, or a Python that includes them.",
         )
 
 
@@ -117,13 +117,13 @@ def _caches(facts: Facts) -> Iterator[Problem]:
         elif cache.error is not None and (cache.whose != "Triton" or gpu):
             variable = "TRITON_CACHE_DIR" if cache.whose == "Triton" else cache_files.VARIABLE
             yield Problem(
-                f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles anew or fails.",
+                f"{cache.whose}'s cache {cache.folder} {cache.error}, so every process compiles again or fails.",
                 f"Set {variable} to a folder that can be written to.",
             )
         elif cache.free is not None and cache.free < LITTLE_SPACE:
             yield Problem(
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
-                f"Make room; what is in {cache.folder} may be deleted, and is compiled anew.",
+                f"Make room; everything in {cache.folder} may be deleted, and will be compiled again.",
             )
         if cache.damaged:
             files = "1 file" if cache.damaged == 1 else f"{cache.damaged:,} files"
@@ -135,7 +135,7 @@ def _caches(facts: Facts) -> Iterator[Problem]:
     own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
     if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
         yield Problem(
-            f"Compiled code is kept in {own}, for lack of a cache folder, and may be gone after a restart.",
+            f"There is no cache folder, so compiled code is kept in {own} and may be gone after a restart.",
             f"Set {cache_files.VARIABLE} to a folder that stays.",
             serious=False,
         )
@@ -146,19 +146,19 @@ def _threads(facts: Facts) -> Iterator[Problem]:
     if threads.torch > threads.usable:
         limit = f"{threads.cores} cores" if threads.quota is None else f"{threads.quota:g} cores of a container's quota"
         yield Problem(
-            f"torch uses {threads.torch} threads, but this process has {limit}: they wait for each other.",
+            f"torch uses {threads.torch} threads, but this process has {limit}, so threads wait for each other.",
             f"Set OMP_NUM_THREADS={threads.usable}, or call torch.set_num_threads({threads.usable}).",
         )
     elif threads.torch == 1 < threads.usable:
         set_to_one = " (OMP_NUM_THREADS=1 is set)" if facts.environment.get("OMP_NUM_THREADS") == "1" else ""
         yield Problem(
-            f"Steps on the CPU use one thread{set_to_one}, though {threads.usable} cores could be used.",
+            f"Steps on the CPU use one thread{set_to_one}, but {threads.usable} cores are available.",
             f"Set OMP_NUM_THREADS={threads.usable}, unless other processes need the cores.",
             serious=False,
         )
     if not threads.team:
         yield Problem(
-            "torch's own threads cannot be used here (they are not GNU OpenMP's), so kernels run on a pool of others.",
+            "torch's threads cannot be used here (they are not GNU OpenMP's), so kernels run on a pool of our own.",
             "Nothing need be done; a step right after backward may be slower than with torch's threads.",
             serious=False,
         )
@@ -167,20 +167,20 @@ def _threads(facts: Facts) -> Iterator[Problem]:
 def _numba(facts: Facts) -> Iterator[Problem]:
     settings = facts.numba_settings
     if settings.get("DISABLE_JIT"):
-        yield Problem("NUMBA_DISABLE_JIT is set, and kernels cannot run uncompiled: every step fails.", "Unset it.")
-    for name in (n for n, good in AS_IT_SHOULD_BE.items() if settings.get(n, good) != good):
+        yield Problem("NUMBA_DISABLE_JIT is set, but kernels must be compiled: every step fails.", "Unset it.")
+    for name in (n for n, good in GOOD_SETTINGS.items() if settings.get(n, good) != good):
         variable = "NUMBA_" + name.removesuffix("_DEFAULT")
         yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
     if "NUMBA_CACHE_DIR" in facts.environment and cache_files.VARIABLE not in facts.environment:
         yield Problem(
-            "NUMBA_CACHE_DIR is set, and has no effect here: compiled code is kept in a cache of our own.",
+            "NUMBA_CACHE_DIR is set, but has no effect here: compiled code is kept in our own cache.",
             f"Set {cache_files.VARIABLE} to choose where.",
             serious=False,
         )
-    for name in IN_VAIN:
+    for name in WITHOUT_EFFECT:
         if name in facts.environment:
             yield Problem(
-                f"{name} is set, and has no effect here: kernels run on torch's threads.",
+                f"{name} is set, but has no effect here: kernels run on torch's threads.",
                 "Use OMP_NUM_THREADS or torch.set_num_threads().",
                 serious=False,
             )
@@ -190,7 +190,7 @@ def _unknown_variables(facts: Facts) -> Iterator[Problem]:
     for name in facts.environment:
         if name.startswith("FUSEDADAM_") and name not in OUR_VARIABLES:
             known = " and ".join(OUR_VARIABLES)
-            yield Problem(f"{name} is set, and nothing reads it.", f"Is it misspelt? There are {known}.", False)
+            yield Problem(f"{name} is set, but nothing reads it.", f"Is it misspelt? There are {known}.", False)
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Problem]], ...] = (
@@ -199,6 +199,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Problem]], ...] = (
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``2.13.0+cpu`` as numbers to compare."""
+    """The version ``2.13.0+cpu`` as (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

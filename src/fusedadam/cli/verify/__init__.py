@@ -1,9 +1,9 @@
-"""`fusedadam verify`: proves on this machine that every optimizer computes what it should.
+"""`fusedadam verify`: checks on this machine that every optimizer computes what it should.
 
 cases.py  which optimizers, flags and dtypes
-steps.py  steps as a training takes them, on tensors of awkward sizes and layouts
-judge.py  the rule in float64, and how far a step is from it
-run.py    every case in every place, compared bit for bit and repeated
+steps.py  steps as in a training, on tensors of awkward sizes and layouts
+judge.py  the rule in float64, and the error of a step against it
+run.py    every case in every place (device and backend), compared bit for bit and repeated
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 
 import fusedadam
 from fusedadam import backends
-from fusedadam.cli import arguments as types
 from fusedadam.cli import display, frame
 from fusedadam.cli.doctor.facts import triton_folder
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
@@ -44,10 +43,10 @@ def main(arguments: Sequence[str]) -> int:
         count = f"{len(cases)} case{'s' * (len(cases) > 1)}, each"
         print(f"{count} of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
-    with display.counting("cases", len(cases), quiet=options.json) as advance:
+    with display.progress(len(cases), "cases", quiet=options.json) as progress:
         for some in verify_all(cases, places, options.seed, options.jobs):
             results += some
-            advance(len(some))
+            progress.done(more=len(some))
     seconds = time.perf_counter() - began
     failures = [failure for result in results for failure in result.failures]
     if options.json:
@@ -109,9 +108,9 @@ def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator
 
 
 def _folders(wrong: Iterable[Place]) -> Iterator[str]:
-    """Where the code of these places is kept."""
+    """Where the compiled code of these places is cached."""
     found = {place.backend for place in wrong}
-    with contextlib.suppress(RuntimeError):  # an unusable folder, which is what the failures say already
+    with contextlib.suppress(RuntimeError):  # the folder is unusable, which the failures say already
         if found != {"eager"} and (folder := cache_files.cache_folder()) is not None:
             yield str(folder)
     if "triton" in found:
@@ -161,18 +160,18 @@ def _as_json(
 
 
 def _processor_seconds() -> float:
-    """Of this process and those that it started, which other programs on the machine do not add to."""
+    """Of this process and its children; other programs on the machine do not add to it."""
     return sum(os.times()[:4])
 
 
 def _places(options: argparse.Namespace) -> Iterator[Place]:
-    given = [torch.empty(0, device=device).device for device in options.device or ()]  # "cuda" becomes one of them
+    given = [torch.empty(0, device=device).device for device in options.device or ()]  # "cuda" becomes "cuda:0"
     for device in given or _devices():
         for name in [options.backend] if options.backend else backends.NAMES:
             reason = backends.why_not(name, device)
             if reason is not None and options.backend:
-                options.error(f"argument --backend: {name} cannot serve {device}: {reason}")
-            # interpreted, which takes minutes, only if it is asked for by name
+                options.error(f"argument --backend: {name} is unavailable on {device}: {reason}")
+            # Triton's interpreter takes minutes, so it must be requested by name
             if reason is None and (options.backend or (name, device.type) != ("triton", "cpu")):
                 yield Place(str(device), name)
 
@@ -186,19 +185,19 @@ def _devices() -> list[torch.device]:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "verify",
-        "Proves on this machine that every optimizer computes what it should: each of its flags, in each dtype, by "
-        "every backend, on every device, against the update rule evaluated in float64. Backends must agree bit for "
-        "bit, and a second run with the first. Kernels that are compiled for it are kept for your trainings.",
-        {"": "everything, in about a minute", "--optimizer AdamP --device cuda:0": "only what you are about to use"},
+        "Checks on this machine that every optimizer computes what it should: each of its flags, in each dtype, with "
+        "every backend, on every device, against the update rule in float64. Backends must agree bit for bit, and so "
+        "must a second run. Compiled kernels stay in the cache for your trainings.",
+        {"": "everything, in about a minute", "--optimizer AdamP --device cuda:0": "only what you will use"},
     )
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="only this one; may be given again")
-    parser.add_argument("--device", action="append", type=types.device, help="only there; may be given again")
+    parser.add_device(action="append", help="only on this one; may be given again")
     parser.add_argument("--backend", choices=backends.NAMES, help="only this one")
-    parser.add_argument("--all", action="store_true", help="every combination of flags and dtypes: takes minutes")
-    parser.add_argument("--seed", type=types.whole(0), default=0, help="of the parameters and gradients (default: 0)")
+    parser.add_argument("--all", action="store_true", help="every combination of flags and dtypes (takes minutes)")
+    parser.add_argument("--seed", type=frame.whole(0), default=0, help="of the parameters and gradients (default: 0)")
     jobs = min(MOST_JOBS, cores())
-    parser.add_argument("--jobs", type=types.whole(1), default=jobs, help=f"processes at a time (default: {jobs})")
-    frame.add_json(parser)
+    parser.add_argument("--jobs", type=frame.whole(1), default=jobs, help=f"processes at a time (default: {jobs})")
+    parser.add_json()
     options = parser.parse_args(arguments)
     options.error = parser.error
     return options

@@ -1,4 +1,4 @@
-"""What is verified: which optimizers with which flags in which dtypes."""
+"""The cases: which optimizers, with which flags, in which dtypes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OPTIMIZERS: dict[str, type[FusedOptimizer]] = {
     name: getattr(fusedadam, name) for name in ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")
 }
 
-# Norms that gradients are clipped to. What is drawn has norms of up to 180 a parameter and about 300 in all; an L2
-# penalty must stay well below the gradients, or all that is left of both is their rounding.
+# Norms that gradients are clipped to. Random gradients have norms of up to 180 per parameter, about 300 in all; an L2
+# penalty must stay well below the gradients, or only the rounding errors of both remain.
 OF_ALL, OF_SOME = 200.0, 50.0
 ADAM = {"amsgrad": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)}
 FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -33,8 +33,8 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "AdamP": {"nesterov": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_SOME)},
     "BertAdam": {"clip": (None, *CLIPS), "maximize": (False, True)},
 }
-# Every flag on and off, every dtype. Kernels that sum take a compiler many times as long as others, so those that
-# share some are kept together; `--all` takes every combination.
+# Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
+# flags; `--all` takes every combination.
 BY_HAND: dict[str, list[tuple[Any, ...]]] = {
     "AdamW": [
         (False, False, None, (F32, F32)), (True, False, None, (F16, F16)), (False, True, None, (BF16, F32)),
@@ -58,7 +58,7 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         ("group", True, (BF16, BF16)), ("group", True, (F32, BF16)), ("all", False, (F64, F64)),
     ],
 }  # fmt: skip
-SCALED = ("AdamW", "BertAdam")  # whose first case in float16 has its gradients scaled
+SCALED = ("AdamW", "BertAdam")  # gradients are scaled in the first case in float16
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Case:
     flags: tuple[tuple[str, Any], ...]
     param: torch.dtype
     state: torch.dtype
-    scaled: bool = False  # gradients come scaled, as by torch.amp.GradScaler
+    scaled: bool = False  # gradients are scaled, as by torch.amp.GradScaler
 
     @property
     def mix(self) -> str:
@@ -87,7 +87,7 @@ class Case:
         return options
 
     def make(self, params: Sequence[Tensor], backend: str) -> FusedOptimizer:
-        """With groups that differ in whatever is a matter of numbers, not of kernels."""
+        """With groups that differ in numbers only, and so share kernels."""
         own = self._groups()
         groups = [{"params": list(params[k :: len(own)]), **options} for k, options in enumerate(own)]
         dtypes = {"state_dtype": self.state} | ({"ema_dtype": self.state} if self.optimizer == "EmaAdamW" else {})
@@ -95,13 +95,13 @@ class Case:
         return make(groups, backend=backend, **dtypes, **self.options)
 
     def _groups(self) -> list[dict[str, Any]]:
-        # float64 is judged by float64: powers that are exact keep the judge's own rounding out of it
+        # the judge computes in float64, too: exact powers keep its own rounding errors out
         beta1, beta2 = (0.875, 0.96875) if self.param == F64 else (0.9, 0.999)
         common: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
         if self.optimizer == "BertAdam":
             common |= {"b1": beta1, "b2": beta2, "e": 1e-3 if self.state == F16 else 1e-6}
             return [common, *({**common, "schedule": s, "warmup": 0.4, "t_total": 6} for s in SCHEDULES)]
-        # a second moment that float16 has no number for is 0, and all that is left to divide by is eps
+        # a second moment that underflows in float16 is 0, and only eps is left to divide by
         common |= {"betas": (beta1, beta2), "eps": 1e-3 if self.state == F16 else 1e-8}
         if self.optimizer == "EmaAdamW":
             others = {"ema_warmup": False, "bias_correction": False, "ema_decay": 0.75}
@@ -110,7 +110,7 @@ class Case:
 
 
 def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:
-    """Every flag and every dtype of each optimizer; ``everything``: each combination of them."""
+    """Every flag and every dtype of each optimizer; ``everything``: every combination of them."""
     combinations = {name: itertools.product(*FLAGS[name].values(), MIXES) for name in optimizers}
     return list(_cases([(n, row) for n in optimizers for row in (combinations[n] if everything else BY_HAND[n])]))
 
@@ -125,17 +125,17 @@ def _cases(rows: Sequence[tuple[str, Any]]) -> Iterator[Case]:
 
 
 def together(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases that share kernels, for one process; the longest first, then short and long ones in turn.
+    """Groups of cases that share kernels, one task each: the longest first, then short and long ones alternately.
 
-    So that something is done soon, and whoever is last has little left.
+    So the progress display moves early, and no process is left with a long task at the end.
     """
     shared: dict[Any, list[Case]] = {}
     for case in cases:
         shared.setdefault((case.optimizer, case.flags), []).append(case)
 
-    def effort(alike: list[Case]) -> int:
-        clipped = sum(name in ("max_grad_norm", "clip") and value is not None for name, value in alike[0].flags)
-        return len(alike) * (1 + clipped) * (4 if alike[0].optimizer == "AdamP" else 1)
+    def effort(task: list[Case]) -> int:
+        clipped = sum(name in ("max_grad_norm", "clip") and value is not None for name, value in task[0].flags)
+        return len(task) * (1 + clipped) * (4 if task[0].optimizer == "AdamP" else 1)
 
     longest, *rest = sorted(shared.values(), key=effort, reverse=True)
     return [longest, *(rest.pop(0 if turn % 2 else -1) for turn in range(len(rest)))]

@@ -1,7 +1,7 @@
-"""The judge: the rule itself, called as plain Python in float64, on what was stored before the step.
+"""The judge: the rule itself, called as plain Python in float64 on what was stored before the step.
 
-Nothing here is compiled, and nothing is shared with a backend but the text of the rule. A step's error is the distance
-of what it stored from that, in units in the last place (ulps).
+Nothing here is compiled, and only the source of the rule is shared with the backends. The error of a step is the
+distance of its results from the judge's, in units in the last place (ulps).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXPONENT = 0x7FF0000000000000  # of a float64
 Roles: TypeAlias = Mapping[str, Tensor]
 
 PROMISED = 2.0  # ulps of the compute dtype, by docs/numerics.md
-OF_AVERAGES = 1.0  # more, since the parameter's own error enters an average of it
+OF_AVERAGES = 1.0  # in addition, since the error of the parameter enters its average
 
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter in one step: what was stored before (``grad`` as it enters), and what decides what becomes of it."""
+    """A parameter in one step: its tensors before the step, its flags and options."""
 
     before: Roles
     flags: Mapping[str, bool]
@@ -38,18 +38,18 @@ class Member:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The largest error of one role of one parameter, and the element that is most in error."""
+    """The largest error of one role of one parameter, and the element that has it."""
 
     role: str
     ulps: float  # of the dtype that the role is stored in
-    of_allowed: float  # above 1: wrong
+    of_allowed: float  # the error relative to what is allowed; above 1 it is wrong
     index: tuple[int, ...] = ()
     expected: float = 0.0
     got: float = 0.0
 
 
 def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: int) -> list[list[Verdict]]:
-    """For each parameter the error of each role that the rule has written in the ``step``-th step."""
+    """For each parameter, the error of each role that the rule writes in the ``step``-th step."""
     scalars = {member.group: _scalars(rule, member.options, step) for member in members}
     results = []
     for member, clipped, result in zip(members, _clipped(members), after, strict=True):
@@ -62,7 +62,7 @@ def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars
     elements = [stage for stage in special.stages if stage.space == "element"]
     early = [role for stage in elements[:-1] for role in stage.writes if role in special.states]
     expected = _exact(rule, clipped, scalars)
-    if early:  # then whatever follows is made of what was stored
+    if early:  # later stages read the stored, rounded values
         expected["param"] = _exact(rule, _leading_to(rule, clipped, after, early, scalars), scalars)["param"]
     update = _size_of_update(rule, clipped, scalars)
     for role in special.outputs:
@@ -74,7 +74,7 @@ def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars
 
 
 def _scalars(rule: Rule, options: Mapping[str, Any], step: int) -> dict[str, Tensor]:
-    # a tensor as the step: its powers are torch's own, not those from our tables
+    # with a tensor as the step, powers are computed by torch and not taken from our tables
     made = rule.scalars(step=torch.tensor(float(step), dtype=F64), **options)
     return {name: torch.tensor(float(value), dtype=F64) for name, value in made.items()}
 
@@ -93,9 +93,9 @@ def _exact(rule: Rule, member: Member, scalars: Roles) -> dict[str, Tensor]:
 
 
 def _clipped(members: Sequence[Member]) -> Iterator[Member]:
-    """The same with gradients already clipped, where the norm is one over several parameters: a rule sees only one."""
+    """Clips gradients by norms over several parameters, since a rule sees only one."""
 
-    def whose(member: Member) -> Any:
+    def norm_of(member: Member) -> Any:
         if member.flags.get("clip_group"):
             return member.group
         return "all" if member.flags.get("clipped") or member.flags.get("clip_all") else None
@@ -103,19 +103,19 @@ def _clipped(members: Sequence[Member]) -> Iterator[Member]:
     squares: dict[Any, Tensor] = {}
     for member in members:
         own = member.before["grad"].double().square().sum()
-        squares[whose(member)] = squares.get(whose(member), torch.zeros((), dtype=F64)) + own
+        squares[norm_of(member)] = squares.get(norm_of(member), torch.zeros((), dtype=F64)) + own
     for member in members:
-        if whose(member) is None:
+        if norm_of(member) is None:
             yield member
             continue
         limit = torch.tensor(float(member.options["max_grad_norm"]), dtype=F64)
-        grad = member.before["grad"].double() * clip_factor(squares[whose(member)].sqrt(), limit)
+        grad = member.before["grad"].double() * clip_factor(squares[norm_of(member)].sqrt(), limit)
         flags = {name: on and name not in ("clipped", "clip_all", "clip_group") for name, on in member.flags.items()}
         yield replace(member, before={**member.before, "grad": grad}, flags=flags)
 
 
 def _leading_to(rule: Rule, member: Member, after: Roles, names: Sequence[str], scalars: Roles) -> Member:
-    """With states of which the rule makes exactly what was stored: each depends on its old value linearly."""
+    """With old states from which the rule computes exactly what was stored: each new state is linear in its old one."""
 
     def results(x: float) -> dict[str, Tensor]:
         states = {name: torch.full_like(member.before[name], x, dtype=F64) for name in names}
@@ -127,7 +127,7 @@ def _leading_to(rule: Rule, member: Member, after: Roles, names: Sequence[str], 
 
 
 def _size_of_update(rule: Rule, member: Member, scalars: Roles) -> Tensor:
-    """How large updates would be if first moment and gradient did not cancel: what their rounding errors go by."""
+    """The size of updates if first moment and gradient did not cancel: their rounding errors scale with it."""
     roles = {name: value.double().abs() for name, value in member.before.items()}
     roles["param"] = torch.zeros_like(roles["param"])
     if member.flags.get("maximize"):
@@ -136,7 +136,7 @@ def _size_of_update(rule: Rule, member: Member, scalars: Roles) -> Tensor:
 
 
 def _size(role: str, member: Member, expected: Tensor, update: Tensor) -> Tensor:
-    """The number whose ulps count: errors of a sum go by its terms."""
+    """The numbers whose ulps count: errors of a sum scale with its terms."""
     size = torch.maximum(member.before[role].double().abs(), expected.abs())
     param = member.before["param"].double().abs()
     if role in ("param", "ema_params"):
@@ -159,7 +159,7 @@ def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: fl
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance between neighbouring numbers of ``dtype`` at the size of ``values``."""
+    """The distance between neighbouring numbers of ``dtype`` near ``values``."""
     info = torch.finfo(dtype)
     size = values.double().abs().clamp_min(info.tiny)
     return (size.view(torch.int64) & EXPONENT).view(F64) * info.eps

@@ -1,4 +1,4 @@
-"""Runs cases: each in every place, judged, compared bit for bit, and repeated; several processes at a time."""
+"""Runs cases in several processes: each in every place, judged, compared bit for bit, and repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusedadam.cli.verify.cases import OPTIMIZERS, Case, together
 from fusedadam.cli.verify.judge import judge
 from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
 
-SEVERAL = 3  # threads, of the first run; the second has one
+SEVERAL = 3  # threads in the first run; the second has one
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Failure:
 
 @dataclass
 class Result:
-    """Of one case: the largest errors in each place, of parameters and of states, and whatever was wrong."""
+    """The largest errors of one case in each place, of parameters and of states, and its failures."""
 
     case: Case
     errors: dict[Place, tuple[float, float]] = field(default_factory=dict)
@@ -62,19 +62,19 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
             if (apart := _first_difference(theirs, steps)) is not None:
                 complaints.append(f"other bits than on {first}: {apart}")
                 judgement = None
-        judgement = judgement or _judged(case, steps)  # the same bits are as far from the judge's
+        judgement = judgement or _judged(case, steps)  # the same bits have the same error
         if (apart := _first_difference(steps, again)) is not None:
             complaints.append(f"other bits in a second run, on one thread: {apart}")
         result.errors[place] = judgement.param, judgement.states
         result.failures += [Failure(case.title, place, what) for what in (*judgement.complaints, *complaints)]
-        if reference is None and not judgement.complaints:  # what others are compared with has to be right
+        if reference is None and not judgement.complaints:  # other places are compared with a correct one
             reference = place, steps, judgement
     return result
 
 
 @functools.cache
 def _has(device: str, dtype: torch.dtype) -> bool:
-    """Whether a device can calculate with a dtype at all: not all of them have float64."""
+    """Whether a device supports a dtype: not all of them have float64."""
     try:
         torch.ones(1, dtype=dtype, device=device).add_(1)
     except (RuntimeError, TypeError):
@@ -89,7 +89,7 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
     for number, step in enumerate(steps, start=1):
         if not step.members:
             if (apart := difference(steps[number - 2].after, step.after)) is not None:
-                complaints.append(f"a step with infinite gradients has to be skipped, and has changed {apart}")
+                complaints.append(f"a step with infinite gradients has to be skipped, but changed {apart}")
             continue
         verdicts = zip(LAYOUTS, judge(rule, step.members, step.after, number), strict=True)
         for (shape, layout), verdict in ((which, one) for which, own in verdicts for one in own):
@@ -125,12 +125,12 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: int) -> Iterator[list[Result]]:
-    """The results, as they come; nearly all of the time is the compilers', so several processes share them."""
+    """Yields results as they come. Nearly all of the time is spent compiling, so several processes share the work."""
     tasks = together(cases)
     if jobs == 1:
         yield from ([verify(case, places, seed)] for task in tasks for case in task)
         return
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # their threads must not wait for each other by spinning
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes must not spin while they wait
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=stay_deaf)
     try:
@@ -140,10 +140,10 @@ def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: 
             try:
                 yield future.result()
             except concurrent.futures.process.BrokenProcessPool as error:
-                died = f"a process died while it, or another, verified this: {error}"
+                died = f"a process died while it, or another one, verified this: {error}"
                 failures = [[Failure(case.title, p, died) for p in places] for case in futures[future]]
                 yield [Result(case, {}, own) for case, own in zip(futures[future], failures, strict=True)]
-    except BaseException:  # Ctrl-C, above all: compilers are not waited for
+    except BaseException:  # mostly Ctrl-C: do not wait for compilers
         for child in multiprocessing.active_children():
             child.terminate()
         raise

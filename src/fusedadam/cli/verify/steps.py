@@ -1,4 +1,4 @@
-"""Steps as a training takes them, on one device by one backend, with everything they have read and written."""
+"""Steps as in a training, on one device with one backend, with everything that they read and write."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import F64, Member
 
 STEPS = 3
-SCALE = 1024.0  # of gradients, where a GradScaler is played: a power of two, so no bit is lost
-SKIPPED = 1.0  # what it says if it has found an infinity
+SCALE = 1024.0  # of gradients, as by a GradScaler: a power of two, so that no bit is lost
+SKIPPED = 1.0  # its found_inf
 
-# Sizes around what kernels divide by (1,024, 8,192 and 32,768), enough in all to be shared among threads; rows longer
-# than a segment of a sum, and more rows than a segment of them.
+# Sizes around the chunks of kernels (1,024, 8,192 and 32,768), enough in all for several threads; rows longer than a
+# segment of a sum, and more rows than a segment has.
 SHAPES = [(), (1,), (0,), (1023,), (1025,), (8193,), (32769,), (5, 7), (2, 8193), (1025, 3), (4, 3, 3, 3)]
 
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    members: list[Member]  # none, where nothing must be written: a GradScaler has found an infinity
+    members: list[Member]  # empty if the step must be skipped because a GradScaler found an infinity
     after: list[dict[str, Tensor]]
 
 
@@ -63,7 +63,7 @@ LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
 
 
 def take(case: Case, place: Place, seed: int) -> list[Step]:
-    """The case's steps, from parameters and gradients that are the same in every place."""
+    """The steps of a case, with the same parameters and gradients in every place."""
     generator = torch.Generator().manual_seed(seed)
     values = [_away_from_zero(shape, generator).to(case.param) for shape, _ in LAYOUTS]
     params = [
@@ -84,7 +84,7 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
         for k, param in enumerate(params):
             own = groups[id(param)]
             grad = _gradient(case, before[k]["param"], k, generator)
-            param.grad = _as_it_comes((grad * SCALE if case.scaled else grad).to(place.device), k)
+            param.grad = _with_other_strides((grad * SCALE if case.scaled else grad).to(place.device), k)
             named = dict(zip(optimizer._flags, flags[own], strict=True))
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
             members.append(Member({**before[k], "grad": grad}, named, numbers, own))
@@ -99,7 +99,7 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
 
 
 def difference(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tensor]]) -> str | None:
-    """The first bits that are not the same, in words."""
+    """Describes the first bits that differ."""
     for (shape, _), x, y in zip(LAYOUTS, a, b, strict=True):
         for role in x:
             other = bits(x[role]) != bits(y[role])
@@ -111,7 +111,7 @@ def difference(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tenso
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """As integers: two zeros of different sign are not the same, a NaN is what it is."""
+    """As integers, which distinguishes 0 from -0 and compares NaNs."""
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
@@ -121,7 +121,7 @@ def _away_from_zero(shape: tuple[int, ...], generator: torch.Generator) -> Tenso
 
 
 def _gradient(case: Case, param: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """For AdamP perpendicular to each row, or to the whole, or neither, and clearly so."""
+    """For AdamP clearly perpendicular to each row, or to the whole parameter, or to neither."""
     grad = _away_from_zero(tuple(param.shape), generator)
     if case.optimizer == "AdamP" and param.dim() > 1:
         if k % 3 == 2:
@@ -132,8 +132,8 @@ def _gradient(case: Case, param: Tensor, k: int, generator: torch.Generator) -> 
     return grad.to(case.param)
 
 
-def _as_it_comes(grad: Tensor, k: int) -> Tensor:
-    """Gradients need not lie as their parameters do."""
+def _with_other_strides(grad: Tensor, k: int) -> Tensor:
+    """Gradients need not have the strides of their parameters."""
     return with_gaps(grad) if grad.dim() and k % 3 == 1 else grad
 
 

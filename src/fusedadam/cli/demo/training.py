@@ -1,0 +1,138 @@
+"""The optimizers of the demo and their peers, training copies of one model on the same batches.
+
+They take turns of a few steps: other programs then slow all of them alike, and most steps find the processor's caches
+as they would be if each trained alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam.cli import contestants, display
+from fusedadam.cli.contestants import OURS, Params
+from fusedadam.cli.demo.transformer import TinyTransformer
+from fusedadam.cli.harness.timing import waiting_for
+from fusedadam.cli.peers import adamp_package
+
+UNMEASURED = 10  # of the first steps, in which kernels are compiled and memory is allocated
+TURN, LONGEST_TURN = 5, 2.0  # steps per turn, unless a round of turns would take longer than these seconds
+ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
+ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
+# without bias correction the first steps are three times as large: training would diverge at 1e-3
+BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
+
+ADAMP_PEER, ADAMP_BY = ("plain AdamP", "loop") if adamp_package() is None else ("adamp AdamP", "adamp")
+PAIRS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("AdamW", ADAMW, "torch AdamW", "torch-fused"),
+    ("Adam", ADAM, "torch Adam", "torch-fused"),
+    ("EmaAdamW", ADAMW, "torch AdamW + EMA", "torch-fused+ema"),
+    ("AdamP", ADAMW, ADAMP_PEER, ADAMP_BY),
+    ("BertAdam", BERT, "plain BertAdam", "loop"),
+)
+
+
+def _made(optimizer: str, by: str, options: dict[str, Any]) -> Callable[[Params], Any]:
+    return lambda params: contestants.make(optimizer, by, params, options)
+
+
+# Each of ours comes after its peer.
+OPTIMIZERS: dict[str, Callable[[Params], Any]] = {
+    name: _made(optimizer, by, options)
+    for optimizer, options, peer, peers_by in PAIRS
+    for name, by in ((peer, peers_by), (f"fusedadam {optimizer}", OURS))
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one optimizer achieved; times are medians over the measured steps, in milliseconds."""
+
+    name: str
+    loss: float
+    pass_ms: float  # forward and backward
+    step_ms: float
+    fastest_step_ms: float
+    losses: tuple[float, ...] = ()  # of each training step
+
+
+class Training:
+    """One optimizer with its own copy of the model."""
+
+    def __init__(self, name: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
+        self.name, self._wait = name, waiting_for(str(device))
+        self.model = copy.deepcopy(model).to(device)
+        self.optimizer = OPTIMIZERS[name](list(self.model.parameters()))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
+        self.pass_times: list[float] = []
+        self.step_times: list[float] = []
+        self.losses: list[float] = []
+
+    def step(self, windows: Tensor) -> float:
+        started = self._now()
+        self.optimizer.zero_grad()
+        loss = self.model.loss(windows)
+        loss.backward()
+        passed = self._now()
+        self.optimizer.step()
+        self.step_times.append(1e3 * (self._now() - passed))
+        self.pass_times.append(1e3 * (passed - started))
+        self.schedule.step()
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    @torch.no_grad()
+    def validate(self, windows: Tensor) -> float:
+        """The loss on held-out text, with averaged weights if the optimizer has them."""
+        averaged = getattr(self.optimizer, "ema_weights", contextlib.nullcontext)
+        with averaged():
+            return self.model.loss(windows).item()
+
+    def result(self, held_out: Tensor) -> Result:
+        first = unmeasured(len(self.step_times))
+        passes, steps = self.pass_times[first:], self.step_times[first:]
+        pass_ms, step_ms = statistics.median(passes), statistics.median(steps)
+        return Result(self.name, self.validate(held_out), pass_ms, step_ms, min(steps), tuple(self.losses))
+
+    def _now(self) -> float:
+        self._wait()
+        return time.perf_counter()
+
+
+def lr_factor(done: int, steps: int) -> float:
+    """Rises, then falls to zero: at a constant lr, training soon magnifies differences in rounding."""
+    return min(1.0, (done + 1) / max(1, steps // 12)) * (1 - done / steps)
+
+
+def unmeasured(steps: int) -> int:
+    """How many of the first steps are not measured; of short runs, all but the last."""
+    return min(UNMEASURED, steps - 1)
+
+
+def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
+    """Trains until batches or ``seconds`` are used up, and returns the number of steps."""
+    now, done = time.perf_counter(), 0
+    end, left, turn_length = now + seconds, iter(batches), 1
+    ours = [training.name.split()[-1] for training in trainings[1::2]]
+    print(f"Training loss, peer/ours: {', '.join(ours)}", flush=True)
+    with display.progress(steps, "steps") as progress:
+        while turn := list(itertools.islice(left, turn_length)):
+            began = now
+            losses = [[training.step(windows) for windows in turn] for training in trainings]
+            for each in zip(*losses, strict=True):
+                pairs = zip(each[::2], each[1::2], strict=False)
+                progress.done("  ".join(f"{peer:.3f}/{own:.3f}" for peer, own in pairs))
+            done, now = done + len(turn), time.perf_counter()
+            turn_length = TURN if (now - began) / len(turn) * TURN < LONGEST_TURN else 1
+            if now + (now - began) > end and done >= 2:  # one to compile, one to measure
+                break
+    return done

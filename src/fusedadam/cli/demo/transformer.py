@@ -1,0 +1,128 @@
+"""A small GPT on bytes, and text that every machine has: the source of Python's standard library."""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BYTES = 256
+ASCII = 128
+
+
+@dataclass(frozen=True)
+class Size:
+    """Short sequences and small batches: the fewer tokens per step, the larger the optimizer's share of its time."""
+
+    width: int
+    heads: int
+    layers: int
+    context: int
+    batch: int
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers, each with a skip connection."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.query_key_value = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.attention_out = nn.Linear(size.width, size.width, bias=False)
+        self.mlp_norm = nn.LayerNorm(size.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch, context, width = x.shape
+        qkv: Tensor = self.query_key_value(x)
+        query, key, value = qkv.view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class TinyTransformer(nn.Module):
+    """Computes the logits of the next byte for each byte.
+
+    Each pair of neighbouring characters has an embedding, like the tokens of most language models: many parameters at
+    little cost, so that the optimizer has something to do.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.byte_embedding = nn.Embedding(BYTES, size.width)
+        self.pair_embedding = nn.Embedding(ASCII * ASCII, size.width)
+        self.position_embedding = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, BYTES, bias=False)
+        self.apply(_small_weights)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        before = F.pad(tokens[:, :-1], (1, 0))
+        pairs = (before % ASCII) * ASCII + tokens % ASCII
+        x = self.byte_embedding(tokens) + self.pair_embedding(pairs) + self.position_embedding.weight[: tokens.shape[1]]
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+    def loss(self, windows: Tensor) -> Tensor:
+        """Mean cross entropy, in nats per byte, of predicting each byte of a window from the bytes before it."""
+        logits = self(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def _small_weights(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class Text(NamedTuple):
+    """Bytes as integers."""
+
+    training: Tensor
+    validation: Tensor
+
+
+def standard_library(limit: int = 4_000_000) -> Text:
+    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is held out."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    if len(text) < limit // 10:
+        raise RuntimeError(f"the demo trains on Python's standard library, but {folder} has hardly any source files")
+    tokens = torch.frombuffer(text, dtype=torch.uint8)[:limit].long()
+    border = len(tokens) * 9 // 10
+    return Text(tokens[:border], tokens[border:])
+
+
+def random_windows(text: Tensor, size: Size, generator: torch.Generator) -> Tensor:
+    """A batch to train on: ``context`` bytes and the next one, from random positions."""
+    starts = torch.randint(len(text) - size.context, (size.batch,), generator=generator)
+    return _windows(text, starts, size.context + 1)
+
+
+def even_windows(text: Tensor, size: Size, count: int) -> Tensor:
+    """``count`` windows spread evenly over the text, the same for every optimizer."""
+    return _windows(text, torch.linspace(0, len(text) - size.context - 1, count).long(), size.context + 1)
+
+
+def _windows(text: Tensor, starts: Tensor, length: int) -> Tensor:
+    return text[starts[:, None] + torch.arange(length)]

@@ -1,0 +1,87 @@
+"""How a call is timed: in turns of many calls, so that contestants can alternate and other programs slow all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusedadam.cli.harness.shapes import Shape
+
+Step = Callable[[], object]
+MOST_CALLS = 100
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many turns, and how many seconds each."""
+
+    turns: int
+    seconds: float
+
+
+def waiting_for(device: str) -> Callable[[], None]:
+    """Returns a function that waits for queued work: calls on an accelerator return before the work is done."""
+    return (lambda: None) if device == "cpu" else (lambda: torch.accelerator.synchronize(device))
+
+
+class Timer:
+    """Times calls of one function. The constructor warms it up: kernels are compiled, memory is allocated."""
+
+    def __init__(self, step: Step, device: str, seconds: float) -> None:
+        self.step, self.wait, self.queued = step, waiting_for(device), device != "cpu"
+        self._seconds(2)
+        self.calls = max(1, min(MOST_CALLS, round(seconds / self._seconds(3))))
+
+    def turn(self) -> float:
+        """Milliseconds per call, over as many calls as fill a turn."""
+        return 1e3 * self._seconds(self.calls)
+
+    def host(self) -> float:
+        """Milliseconds until a single call returns, with nothing queued before it."""
+        self.wait()
+        taken = self._one()
+        self.wait()
+        return 1e3 * taken
+
+    def _seconds(self, calls: int) -> float:
+        """On a CPU every call has a time, and the median leaves out those that other programs disturbed."""
+        if not self.queued:
+            return statistics.median(self._one() for _ in range(calls))
+        self.wait()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self.step()
+        self.wait()
+        return (time.perf_counter() - begin) / calls
+
+    def _one(self) -> float:
+        begin = time.perf_counter()
+        self.step()
+        return time.perf_counter() - begin
+
+
+def parameters_with_gradients(shapes: Sequence[Shape], device: str, dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    """Gradients are independent of the parameters, and the same in every step."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    return params
+
+
+def large_copy(device: str) -> tuple[Step, int]:
+    """A copy that exceeds every cache, and the bytes that it reads and writes.
+
+    On a CPU it negates in place: before writing elsewhere, a processor first reads the target, which an update in
+    place has read anyway.
+    """
+    source = torch.ones(2**25 if device == "cpu" else 2**28, device=device)
+    moved = 2 * source.numel() * source.element_size()
+    if device == "cpu":
+        return source.neg_, moved
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source), moved

@@ -1,0 +1,296 @@
+"""`python -m fusedadam bench`, as a person or a program runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from fusedadam import AdamP, AdamW
+from fusedadam import __main__ as command_line
+from fusedadam.cli.bench.report import VERSION
+from tests.cli.common import heed_ctrl_c
+
+HERE = Path(__file__).parent
+RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
+RESULT |= {"host_ms", "state_bytes", "extra_bytes", "roofline_ms", "percent_of_copy"}
+pytestmark = pytest.mark.xdist_group("bench")  # they share one run
+MEASURED = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")
+OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
+
+
+def bench(folder: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(folder), **kwargs)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fusedadam", "bench", *arguments]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """One thread: with several, torch's wait for each other, and beside other busy programs that takes long."""
+    paths = [str(HERE), str(folder), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a tiny checkpoint, and with our kernels compiled, so that a short limit is one for peers alone."""
+    made = tmp_path_factory.mktemp("bench")
+    torch.save({"model": {"weight": torch.zeros(60, 200), "bias": torch.zeros(60)}}, made / "tiny.pt")
+    for optimizer in (AdamW, AdamP):
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((60, 200), (60,))]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer(params).step()
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> dict[str, Any]:
+    """One run for many tests: with a peer that is not installed elsewhere, and some that raise, crash, hang, talk."""
+    (folder / "optimi.py").write_text(OPTIMI)
+    names = ("Printing", "Raising", "Crashing", "Exiting", "Hanging")
+    made_up = [f"--add-peer=AdamW=made_up:{name}" for name in names]
+    out = folder / "out"
+    done = bench(
+        folder, "--quick", "--from", str(folder / "tiny.pt"), "--optimizers", "AdamW", "AdamP",
+        "--peers", "torch-fused", "adamp", "optimi", "flashoptim", *made_up, "--turns", "2", "--limit", "15",
+        "--device", "cpu", "--json", "--output", str(out), timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {
+        "json": json.loads(done.stdout), "said": done.stderr, "written": json.loads((out / "bench.json").read_text()),
+        "html": (out / "bench.html").read_text(encoding="utf-8"), "png": (out / "bench.png").read_bytes(),
+    }  # fmt: skip
+
+
+def by_name(data: dict[str, Any], optimizer: str = "AdamW") -> dict[str, Any]:
+    return {row["by"]: row for row in data["results"] if row["optimizer"] == optimizer}
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        ("made_up:Raising", "ValueError: this peer cannot step for reasons of its own"),
+        ("made_up:Crashing", "crashed with SIGSEGV"),
+        ("made_up:Exiting", "ended with exit code 3; it said last: a licence is missing"),
+        ("made_up:Hanging", "no answer within 15 seconds (--limit)"),
+    ],
+)
+def test_a_peer_that_fails_is_shown_with_its_reason(run: dict[str, Any], peer: str, reason: str) -> None:
+    row = by_name(run["json"])[peer]
+    assert row["failed"] == reason
+    assert row["ms"] is None
+    assert f"failed: AdamW by {peer} on tiny.pt, float32: {reason}" in run["said"]
+
+
+def test_the_others_are_measured_all_the_same(run: dict[str, Any]) -> None:
+    rows = by_name(run["json"])
+    for name in MEASURED:
+        assert rows[name]["failed"] is None
+        assert rows[name]["turns"] == 2
+        assert rows[name]["ms"]["median"] > 0
+
+
+def test_with_json_standard_output_is_json_alone_whatever_peers_print(run: dict[str, Any]) -> None:
+    assert run["json"]["version"] == VERSION
+    assert "hello from a peer" not in run["said"]
+    assert run["written"] == run["json"]
+
+
+def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
+    data = run["json"]
+    assert set(data) == {
+        "version", "machine", "versions", "command", "began", "sets", "results", "growth", "absent", "seconds",
+        "complete",
+    }  # fmt: skip
+    assert data["complete"] is True
+    assert set(data["machine"]) == {"device", "name", "threads", "copy_gb_s"}
+    (own,) = data["sets"]
+    assert own == {"name": "tiny.pt", "tensors": 2, "parameters": 12_060, "divided_by": 1}
+    for row in data["results"]:
+        assert set(row) == RESULT
+        if row["failed"]:
+            continue
+        assert set(row["ms"]) == {"median", "low", "high"}
+        assert 0 < row["ms"]["low"] <= row["ms"]["median"] <= row["ms"]["high"]
+        assert (row["against_ours"] is None) == (row["by"] == "fusedadam")
+        assert row["host_ms"] is None, "a CPU is its own host"
+        assert row["percent_of_copy"] == pytest.approx(100 * row["roofline_ms"] / row["ms"]["median"])
+    assert {(c["over"], c["by"]) for c in data["growth"]} == {
+        (over, by) for over in ("elements", "tensors") for by in MEASURED
+    }
+    for curve in data["growth"]:
+        assert len(curve["points"]) == 4
+        assert curve["failed"] is None
+
+
+def test_bytes_are_those_of_the_rule(run: dict[str, Any]) -> None:
+    for row in (by_name(run["json"])[name] for name in MEASURED):
+        assert row["bytes_moved"] == 28 * 12_060
+        assert row["state_bytes"] >= 8 * 12_060
+    assert by_name(run["json"], "AdamP")["fusedadam"]["bytes_moved"] == 40 * 12_000 + 28 * 60
+
+
+def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
+    assert by_name(run["json"])["optimi"]["failed"] is None
+    assert set(by_name(run["json"], "AdamP")) == {"fusedadam", "adamp"}
+    (absent,) = run["json"]["absent"]
+    assert (absent["optimizer"], absent["by"]) == ("AdamW", "flashoptim")
+    assert absent["why"] in ("not installed", "runs on a GPU only")
+    assert f"flashoptim: {absent['why']}" in run["said"]
+
+
+def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None:
+    assert "\x1b" not in run["said"]
+    assert re.search(r"\[1 of 4\] AdamW on tiny.pt, float32: ours [\d.]+ ms, torch-fused [\d.]+ x, optimi", run["said"])
+    assert "[4 of 4] how AdamW's time grows with the number of tensors" in run["said"]
+    header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
+    assert re.split(r"\s{2,}", header)[1:] == [
+        "ms", "spread", "GB moved", "of copy", "state MB", "extra MB", "time against ours"
+    ]  # fmt: skip
+    assert "± is half the distance between the quartiles" in run["said"]
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(run: dict[str, Any]) -> None:
+    page = ElementTree.fromstring(run["html"].replace("<!DOCTYPE html>", ""))
+    assert not [e.tag for e in page.iter() if e.tag in ("script", "link", "img", "iframe", "object")]
+    for element in page.iter():
+        assert not {"src", "href", "srcset", "data"} & set(element.attrib)
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"/\*.*?\*/", "", run["html"]))
+    shown = " ".join(page.itertext())
+    for said in ("fusedadam", "torch-fused", "optimi", "adamp", "flashoptim", "AdamP", "failed: crashed with SIGSEGV"):
+        assert said in shown
+    assert len(list(page.iter("svg"))) == 3, "bars, and two charts of growth"
+    assert "prefers-color-scheme: dark" in run["html"]
+    assert 'name="viewport"' in run["html"]
+
+
+def test_the_picture_is_a_png(run: dict[str, Any]) -> None:
+    assert run["png"].startswith(b"\x89PNG\r\n")
+    assert len(run["png"]) > 20_000
+
+
+def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: Path) -> None:
+    pytest.importorskip("rich")
+    mine, theirs = pty.openpty()
+    out = folder / "stopped"
+    arguments = command("--quick", "--from", str(folder / "tiny.pt"), "--device", "cpu", "--output", str(out))
+
+    def begin() -> None:
+        heed_ctrl_c()
+        os.login_tty(theirs) if hasattr(os, "login_tty") else os.setsid()
+
+    process = subprocess.Popen(
+        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder) | {"TERM": "xterm"},
+        preexec_fn=begin,
+    )  # fmt: skip
+    if not hasattr(os, "login_tty"):  # Python 3.10: no terminal of its own, so the key has no effect
+        pytest.skip("needs os.login_tty")
+    os.close(theirs)
+    try:
+        screen = read_until(mine, "AdamW on tiny.pt, float32: ours", 240)
+        os.write(mine, b"\x03")
+        screen += read_until(mine, None, 240)
+        assert process.wait(240) == 130
+    finally:
+        process.kill()
+        os.close(mine)
+    assert "\x1b[" in screen
+    assert re.search(r"[01]/7", screen)
+    assert "Stopped." in screen
+    assert "Traceback" not in screen
+    written = json.loads((out / "bench.json").read_text())
+    assert written["complete"] is False
+    assert written["results"]
+    assert "Stopped before everything was measured" in (out / "bench.html").read_text(encoding="utf-8")
+    assert sorted(p.name for p in out.iterdir()) == ["bench.html", "bench.json", "bench.png"]
+
+
+def read_until(terminal: int, text: str | None, seconds: float) -> str:
+    """What a terminal shows until ``text``, or until the program is gone."""
+    seen, end = "", time.monotonic() + seconds
+    while time.monotonic() < end and (text is None or text not in seen):
+        if select.select([terminal], [], [], 0.5)[0]:
+            with contextlib.suppress(UnicodeDecodeError):
+                try:
+                    more = os.read(terminal, 65536)
+                except OSError:  # how Linux says that nobody has the other side any more
+                    break
+                if not more:
+                    break
+                seen += more.decode(errors="replace")
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--peers", "tourch-fused"], "--peers: 'tourch-fused' is unknown; use torch-fused,"),
+        (["--optimizers", "Lion"], "invalid choice: 'Lion'"),
+        (["--shapes", "bert"], "invalid choice: 'bert'"),
+        (["--dtypes", "int8"], "invalid choice: 'int8'"),
+        (["--scale", "0"], "'0' must be a whole number from 1 on"),
+        (["--device", "toaster"], "'toaster' cannot be used here"),
+        (["--add-peer", "AdamW=mine"], "'AdamW=mine' must be OPTIMIZER=MODULE:NAME"),
+        (["--add-peer", "Lion=mine:Lion"], "must be OPTIMIZER=MODULE:NAME"),
+        (["--from", "nowhere.pt"], "--from: nowhere.pt does not exist"),
+        (["--output", os.devnull], "cannot be made"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_measured(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["bench", *options])
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_list_says_who_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["bench", "--list", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "gpt, llama, resnet, many-small" in said
+    assert re.search(r"torch-fused +available", said)
+    assert re.search(r"torch-compiled +available \(compiles for minutes", said)
+    assert re.search(r"apex +(not installed|runs on a GPU only)", said)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_has_a_time_of_its_own(folder: Path) -> None:
+    done = bench(
+        folder,
+        "--quick",
+        "--from",
+        str(folder / "tiny.pt"),
+        "--turns",
+        "2",
+        "--device",
+        "cuda",
+        "--json",
+        "--output",
+        str(folder / "gpu"),
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    for row in data["results"]:
+        assert row["failed"] is None
+        assert 0 < row["host_ms"] < 1000
+        assert row["extra_bytes"] >= 0
+    assert data["machine"]["name"] == torch.cuda.get_device_name()
+    assert "host ms" in done.stderr

@@ -1,0 +1,49 @@
+"""What was measured, as data and in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fusedadam.cli import demo
+from fusedadam.cli.bench.options import parse
+from fusedadam.cli.bench.report import Report, Result, Set, Spread, columns
+
+MACHINE = {"device": "cpu", "name": "a machine", "threads": 2, "copy_gb_s": 10.0}
+
+
+def report(*results: Result) -> Report:
+    return Report(MACHINE, {"torch": "2"}, "command", "now", [Set("gpt", 1, 100)], list(results), complete=True)
+
+
+def test_spread_and_percentages_follow_from_the_times() -> None:
+    assert Spread.of([3.0, 1.0, 2.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
+    assert Spread.of([2.0]).percent == 0
+    result = Result("AdamW", "fusedadam", "gpt", "float32", ms=Spread(2.0, 1.9, 2.1), bytes_moved=10**7, copy_gb_s=10.0)
+    assert result.roofline_ms == 1.0
+    assert result.percent_of_copy == 50.0
+    assert result.ms is not None
+    assert result.ms.percent == pytest.approx(5.0)
+    assert report(result).cache_sentence() is None
+    assert "fit into a cache" in str(report(result, replace(result, bytes_moved=4 * 10**7)).cache_sentence())
+
+
+def test_if_one_of_ours_fails_it_is_a_failure() -> None:
+    assert not report(Result("AdamW", "torch-fused", "gpt", "float32", failed="so")).our_failures
+    assert report(Result("AdamW", "fusedadam", "gpt", "float32", failed="so")).our_failures
+
+
+def test_the_document_has_every_column_and_no_option_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "bench.md").read_text(encoding="utf-8")
+    for column in columns([Result("AdamW", "fusedadam", "gpt", "float32", host_ms=1.0)]):
+        assert column == "optimizer" or f"| {column} |" in text
+    for main in (parse, demo.main):
+        with pytest.raises(SystemExit):
+            main(["--help"])
+    said = capsys.readouterr().out
+    named = re.findall(r"(?<!-)--[a-z][a-z-]+", text)
+    assert len(named) > 10
+    assert not [option for option in named if option not in said]

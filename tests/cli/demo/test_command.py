@@ -1,0 +1,169 @@
+"""The demo, as a person starts it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusedadam import AdamP
+from fusedadam import __main__ as command_line
+from fusedadam.cli import charts, demo
+from fusedadam.cli.demo.training import ADAMP_PEER, Result
+from tests.cli.common import piped
+
+PEERS = {
+    "fusedadam AdamW": "torch AdamW",
+    "fusedadam Adam": "torch Adam",
+    "fusedadam EmaAdamW": "torch AdamW + EMA",
+    "fusedadam AdamP": ADAMP_PEER,
+    "fusedadam BertAdam": "plain BertAdam",
+}
+
+
+def validation_losses(output: str) -> dict[str, float]:
+    """From the table: lines of an optimizer's name and three cells, apart by two spaces or more."""
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in output.splitlines()]
+    names = {*PEERS, *PEERS.values()}
+    return {row[0]: float(row[1]) for row in cells if len(row) == 4 and row[0] in names}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Three steps, with --json: what a person reads is on standard error then."""
+    picture = tmp_path_factory.mktemp("demo") / "demo.png"
+    done = piped("demo", "--steps", "3", "--device", "cpu", "--json", "--output", str(picture))
+    assert done.returncode == 0, done.stderr
+    return {"said": done.stderr, "json": json.loads(done.stdout), "picture": picture}
+
+
+def test_demo_trains_every_optimizer_like_its_peer(run: dict[str, Any]) -> None:
+    losses = validation_losses(run["said"])
+    assert losses.keys() == {*PEERS, *PEERS.values()}, run["said"]
+    for ours, theirs in PEERS.items():
+        assert losses[ours] == pytest.approx(losses[theirs], abs=1e-2)
+    assert max(losses.values()) < 5.2, "three steps should get below log(256) = 5.55, the loss of knowing nothing"
+    assert "projected the updates of 20 matrices" in run["said"]
+    assert "\x1b" not in run["said"], "plain where there is no terminal"
+
+
+def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
+    data = run["json"]
+    assert (data["version"], data["steps"], data["seed"], data["estimate"]) == (1, 3, 0, None)
+    told = validation_losses(run["said"])
+    for result in data["results"]:
+        assert result["loss"] == pytest.approx(told[result["name"]], abs=1e-4)
+        assert len(result["losses"]) == 3
+        assert result["losses"][2] < result["losses"][0]
+        assert 0 < result["fastest_step_ms"] <= result["step_ms"]
+    assert "only 1 of the steps" in data["speed_doubt"]
+
+
+def test_demo_draws_a_picture(run: dict[str, Any]) -> None:
+    assert f"Loss curves and time saved: {run['picture']}" in run["said"]
+    assert run["picture"].read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_without_matplotlib_the_demo_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(charts, "possible", lambda: False)
+    demo.draw([], "a machine", None, tmp_path / "demo.png")
+    assert capsys.readouterr().out == "No picture: matplotlib is not installed (pip install matplotlib).\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    done = piped()
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = piped("dmeo")
+    assert done.returncode == 2
+    assert "demo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--steps", "1"),
+        ("--steps", "many"),
+        ("--device", "toaster"),
+        ("--nonsense",),
+        ("--params", "0", "--steps-per-second", "1"),
+        ("--params", "1e9"),
+        ("--output", "no such folder/demo.png"),
+        ("--output", "/proc/demo.png"),
+        ("--output", "demo.jpg"),
+        ("--output", "."),
+        ("--device", "meta"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["demo", *options])
+    assert refused.value.code == 2
+    assert options[0] in capsys.readouterr().err
+
+
+def test_so_is_a_place_that_nobody_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fusedadam-demo.png").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["demo"])
+    assert refused.value.code == 2
+    assert "fusedadam-demo.png cannot be written" in capsys.readouterr().err
+
+
+def test_asking_whether_a_picture_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    kept, new = tmp_path / "kept.png", tmp_path / "new.PNG"
+    kept.write_bytes(b"an older one")
+    assert [demo._picture(str(path)) for path in (kept, new)] == [kept, new]
+    assert kept.read_bytes() == b"an older one"
+    assert not new.exists()
+
+
+def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "train", interrupted)
+    assert command_line.main(["demo", "--device", "cpu"]) == 130
+    assert capsys.readouterr().err.strip() == "Stopped."
+
+
+def result(name: str, step_ms: float, fastest_step_ms: float | None = None) -> Result:
+    return Result(name, 2.0, 30.0, step_ms, fastest_step_ms or step_ms)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [(2.0, 3.0, "faster (1.50 x)"), (3.0, 2.0, "slower (0.67 x)"), (2.0, 2.0, "as fast (1.00 x)")],
+)
+def test_what_is_said_about_speed_follows_from_the_times(ours: float, theirs: float, said: str) -> None:
+    assert said in demo.speed_sentence([(result("fusedadam AdamW", ours), result("torch AdamW", theirs))])
+
+
+def test_speeds_are_not_compared_on_a_busy_machine_or_after_few_steps() -> None:
+    steady, unsteady = result("torch AdamW", 2.0), result("fusedadam AdamW", 2.0, fastest_step_ms=0.5)
+    assert demo.speed_doubt([steady, steady], measured=100) is None
+    assert "other programs" in (demo.speed_doubt([steady, unsteady], measured=100) or "")
+    assert "only 1 of the steps" in (demo.speed_doubt([steady, steady], measured=1) or "")
+
+
+def test_what_is_said_about_projections_is_what_the_last_step_did() -> None:
+    across, along, vector = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3))
+    vector.data = vector.data[0]
+    across.grad, along.grad, vector.grad = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.ones(2, 2), torch.ones(2)
+    optimizer = AdamP([across, along, vector])
+    optimizer.step()
+    said = demo.projections_sentence(optimizer)
+    assert "2 matrices: 1 by channel, 0 as a whole, 1 not at all" in said

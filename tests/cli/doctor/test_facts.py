@@ -1,0 +1,48 @@
+"""What is read from a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusedadam import backends
+from fusedadam.cli import doctor
+from fusedadam.cli.doctor import facts as gathering
+
+
+def test_a_package_that_is_there_and_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_numba.py").write_text("raise ImportError('Numba needs NumPy 1.0 or less')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(backends, "_installed", lambda name: True)
+    assert gathering._import_error("broken_numba") == "ImportError: Numba needs NumPy 1.0 or less"
+    assert gathering._import_error("json") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_the_quota_of_a_container_is_read(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert gathering._quota(tmp_path) == quota
+
+
+def test_a_cache_is_counted_and_a_huge_one_not_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("a.py", "b.py", "below/c.compiled"):
+        (tmp_path / name).write_bytes(b"12345")
+    cache = gathering._count("fusedadam", tmp_path, ".py")
+    assert (cache.files, cache.bytes, cache.counted, cache.error) == (2, 15, True, None)
+    monkeypatch.setattr(gathering, "COUNTING_SECONDS", -1)
+    assert not gathering._count("fusedadam", tmp_path, ".py").counted
+    assert "at least" in doctor._cache(gathering._count("fusedadam", tmp_path, ".py"))

@@ -1,0 +1,60 @@
+"""Bytes moved, kept and needed temporarily."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam.cli import contestants
+from fusedadam.cli.harness import traffic
+from fusedadam.cli.harness.timing import parameters_with_gradients
+from fusedadam.optimizers.base import FusedOptimizer
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def stepped(cls: type[FusedOptimizer], shape: tuple[int, ...], dtype: torch.dtype = F32, **options: Any) -> Any:
+    optimizer = cls(parameters_with_gradients([shape], "cpu", dtype), **options)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("cls", "shape", "dtype", "options", "each"),
+    [
+        (AdamW, (10, 10), F32, {}, 28),
+        (AdamW, (10, 10), BF16, {}, 14),
+        (AdamW, (10, 10), BF16, {"state_dtype": F32}, 22),
+        (AdamW, (10, 10), F32, {"amsgrad": True}, 36),
+        (AdamW, (10, 10), F32, {"max_grad_norm": 1.0}, 32),
+        (EmaAdamW, (10, 10), F32, {}, 36),
+        (BertAdam, (10, 10), F32, {}, 32),
+        (AdamP, (10, 10), F32, {}, 40),
+        (AdamP, (100,), F32, {}, 28),
+    ],
+)
+def test_bytes_a_parameter_follow_from_the_rule(
+    cls: type[FusedOptimizer], shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any], each: int
+) -> None:
+    assert traffic.bytes_moved(stepped(cls, shape, dtype, **options)) == 100 * each
+
+
+def test_states_are_counted_wherever_they_are_kept() -> None:
+    params = parameters_with_gradients([(100, 100)], "cpu", F32)
+    for name, kept in (("AdamW", 80_000), ("EmaAdamW", 120_000)):
+        for by in ("fusedadam", contestants.PEERS[name][0].name):
+            optimizer = contestants.make(name, by, params)
+            optimizer.step()
+            assert kept <= traffic.state_bytes(optimizer, params) < kept * 1.02, (name, by)
+
+
+def test_memory_in_between_is_seen() -> None:
+    params = parameters_with_gradients([(100, 100)], "cpu", F32)
+    foreach, ours = (contestants.make("AdamW", by, params) for by in ("torch-foreach", "fusedadam"))
+    for optimizer in (foreach, ours):
+        optimizer.step()
+    assert traffic.extra_bytes(foreach.step, "cpu") >= 40_000
+    assert traffic.extra_bytes(ours.step, "cpu") < 400

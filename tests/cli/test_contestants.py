@@ -1,0 +1,58 @@
+"""Peers compute the same as ours, and are chosen if they are installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam.cli import contestants
+from fusedadam.cli.harness.timing import parameters_with_gradients
+
+HERE = [
+    (name, peer.name)
+    for name, peers in contestants.PEERS.items()
+    for peer in peers
+    if peer.installed and not peer.gpu_only and not peer.compiles
+]
+
+
+@pytest.mark.parametrize(("optimizer", "by"), HERE, ids=str)
+def test_peers_compute_the_same(optimizer: str, by: str) -> None:
+    torch.testing.assert_close(*parameters_after(optimizer, by), rtol=0, atol=1e-12)
+
+
+@pytest.mark.exhaustive
+def test_the_compiled_peer_computes_the_same() -> None:
+    """But for beta ** step, which it takes in float32."""
+    torch.testing.assert_close(*parameters_after("AdamW", "torch-compiled"), rtol=0, atol=1e-7)
+
+
+def parameters_after(optimizer: str, by: str) -> list[list[torch.Tensor]]:
+    results = []
+    for name in (contestants.OURS, by):
+        params = parameters_with_gradients([(6, 20), (40,), (8, 4, 3, 3)], "cpu", torch.float64)
+        made = contestants.make(optimizer, name, params)
+        for _ in range(4):
+            made.step()
+        results.append([param.detach() for param in params])
+    return results
+
+
+def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants.Peer, "installed", property(lambda peer: peer.name != "optimi"))
+    chosen, absent = contestants.choose("AdamW", "cpu", None)
+    assert chosen == ["torch-fused", "torch-foreach", "bitsandbytes", "bitsandbytes-8bit"]
+    why = {one.by: one.why for one in absent}
+    assert why["optimi"] == "not installed"
+    assert why["flashoptim"] == "runs on a GPU only"
+    assert why["torch-compiled"] == contestants.COMPILES
+    assert "torch-compiled" in contestants.choose("AdamW", "cpu", ["all"])[0]
+    assert contestants.choose("AdamW", "cpu", ["torch-compiled"])[0] == ["torch-compiled"]
+    assert contestants.choose("AdamW", "cuda", ["flashoptim"])[0] == ["flashoptim"]
+    assert contestants.choose("AdamW", "cpu", ["none"]) == ([], [])
+
+
+def test_every_optimizer_of_ours_is_measured() -> None:
+    assert list(contestants.optimizers())[:2] == ["AdamW", "Adam"]
+    assert {AdamW, EmaAdamW, AdamP, BertAdam} < set(contestants.optimizers().values())

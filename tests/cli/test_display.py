@@ -1,0 +1,31 @@
+"""Tables and progress where there is no terminal."""
+
+import pytest
+
+from fusedadam.cli import display
+
+
+def test_a_plain_table_has_names_on_the_left_and_numbers_on_the_right(capsys):
+    display.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
+    assert capsys.readouterr().out == "name       ms\n------  -----\na         1.5\nlonger  10.25\n"
+
+
+def test_a_table_for_a_document():
+    assert display.markdown(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize(("total", "lines", "printed"), [(3, 3, [1, 2, 3]), (40, 4, [1, 10, 20, 30, 40])])
+def test_progress_prints_about_as_many_lines_as_asked(total, lines, printed, capsys):
+    with display.progress(total, "steps", lines) as progress:
+        for k in range(total):
+            progress.doing("nothing that is shown here")
+            progress.done(f"number {k + 1}")
+    width = len(str(total))
+    expected = [f"[{k:{width}} of {total} steps] number {k}" for k in printed]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_quiet_progress_prints_nothing(capsys):
+    with display.progress(2, quiet=True) as progress:
+        progress.done(more=2)
+    assert capsys.readouterr().out == ""
