@@ -1,7 +1,7 @@
-"""Bad input is refused before anything is written, with an error that names the argument and what is allowed.
+"""Checks that refuse bad input before anything is written, with an error that names the argument and what is allowed.
 
-The types are those that torch.optim raises: ValueError for a value out of range, TypeError for something of
-the wrong kind, RuntimeError for tensors that do not fit.
+The types of errors are torch.optim's: ValueError for a value out of range, TypeError for an argument of the wrong kind,
+RuntimeError for tensors that do not fit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> 
 
 
 def real(name: str, value: Any) -> float:
-    """A number, which a range may be asked of; what is too large for float64 is infinite."""
+    """Any number, as a float; an integer too large for float64 is infinite."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; a tensor {name} must have one element")
@@ -45,7 +45,7 @@ def real(name: str, value: Any) -> float:
 
 
 def one_number(name: str, value: Any) -> None:
-    """Something that ``float`` takes."""
+    """A value that ``float`` accepts."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise RuntimeError(f"{name} has shape {tuple(value.shape)}; it must have one element")
     if not isinstance(value, (Tensor, int, float)):
@@ -53,7 +53,7 @@ def one_number(name: str, value: Any) -> None:
 
 
 def largest_norm(name: str, value: Any) -> float:
-    """At least 0; infinity is allowed, and never reached."""
+    """At least 0, or infinity, which never clips."""
     if not (norm := real(name, value)) >= 0:
         raise ValueError(f"{name}={value!r} is out of range; it must be at least 0, and may be infinite")
     return norm
@@ -130,7 +130,7 @@ def not_captured(why: str) -> None:
 
 
 def iterable_of_parameters(name: str, value: Any) -> None:
-    """What optimizers and clipping are given, as far as it can be told without using it up."""
+    """Parameters, checked without consuming an iterator."""
     kind = type(value).__name__
     if isinstance(value, nn.Module):
         raise TypeError(f"{name} is a module ({kind}); pass its parameters: model.parameters()")
@@ -172,7 +172,7 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) ->
 
 
 def written(name: str, value: Any) -> None:
-    """A tensor that a kernel can write: each element has a place of its own."""
+    """A tensor that a kernel can write: no two elements share memory."""
     tensor(name, value)
     value = local(value)
     if value._is_zerotensor():
@@ -185,7 +185,7 @@ def written(name: str, value: Any) -> None:
 
 
 def both_divided(name: str, value: Any, param: Tensor) -> None:
-    """Divided among processes is a tensor of a parameter if, and only if, the parameter is."""
+    """A gradient or state is a DTensor if, and only if, its parameter is."""
     if is_dtensor(value) != is_dtensor(param):
         kinds = ("a DTensor", "a plain tensor")
         one, other = kinds if is_dtensor(value) else kinds[::-1]
@@ -196,13 +196,13 @@ def both_divided(name: str, value: Any, param: Tensor) -> None:
 
 
 def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Tensors in the same memory would overwrite each other; only gradients, which are read, may share it."""
+    """No two tensors share memory, apart from gradients, which are only read."""
     on_device: dict[torch.device, list[tuple[str, Span]]] = {}
     for name, tensor in tensors:
         if tensor.numel() and not tensor._is_zerotensor():
             on_device.setdefault(tensor.device, []).append((name, Span(tensor)))
     for spans in on_device.values():
-        before: list[tuple[str, Span]] = []  # those that end behind the beginning of the next
+        before: list[tuple[str, Span]] = []  # spans that end after the next one begins
         for name, span in sorted(spans, key=lambda named: named[1].begin):
             before = [named for named in before if named[1].end > span.begin]
             for other, theirs in before:

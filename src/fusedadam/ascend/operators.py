@@ -1,4 +1,4 @@
-"""MindSpeed's operators: ours, under its names and with what its documents say of dtypes and attributes."""
+"""MindSpeed's operators: ours, under its names, with the dtypes and attributes of its documents."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def npu_apply_fused_adamw_v2(
         raise ValueError("max_grad_norm is None, but amsgrad=True keeps its running maximum there; pass a tensor")
     given = tensors | ({} if max_grad_norm is None else {"max_grad_norm": max_grad_norm})
     _check_dtypes(given, "var", ("m", "v"))
-    checks.alike(given, "var")  # also a maximum that is not used
+    checks.alike(given, "var")  # the maximum too, even if it is not used
     Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES).run()
 
 
@@ -87,7 +87,7 @@ def ema_update(
     tensors: Mapping[str, Any], step: Any, lr: float, ema_decay: float, beta1: float, beta2: float, eps: float,
     mode: int, bias_correction: bool, weight_decay: float,
 ) -> Update:  # fmt: skip
-    """The step, checked and ready to run. ``tensors`` are in the order of EMA_ROLES, under names for the errors."""
+    """The step, checked and ready to run. ``tensors``: in the order of EMA_ROLES, under the caller's names."""
     flags, options = ema_choices(lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay)
     roles = dict(zip(tensors, EMA_ROLES, strict=True))
     _, var, *_ = tensors

@@ -23,16 +23,16 @@ UNGIVEN_B2 = float("0.99")  # recognised by being this very object
 
 
 class NpuFusedOptimizer(FusedOptimizer):
-    """What torch_npu's optimizers have beyond torch's."""
+    """The methods that torch_npu's optimizers have in addition to torch's."""
 
     is_fused_optimizer = True
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Sets the gradients to zero, or with ``set_to_none`` lets go of them."""
+        """Sets the gradients to zero, or with ``set_to_none`` to None."""
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_fused_(self, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Scales all gradients in place so that their norm is at most ``max_norm``; returns what it was."""
+        """Scales all gradients in place so that their norm is at most ``max_norm``; returns the norm before."""
         return clip_grad_norm_(self._params(), max_norm, norm_type)
 
 
@@ -123,7 +123,7 @@ class FusedEmaAdamW(EmaAdamW):
         use_num_updates: begin with a shorter memory: in step n the decay is min(ema_decay, (1 + n) / (10 + n)), n being
             the parameter's own count, which is saved with it
         adam_w_mode: decoupled weight decay; False adds it to the gradient
-        set_grad_none: whether ``zero_grad()`` lets go of the gradients or sets them to zero
+        set_grad_none: whether ``zero_grad()`` sets the gradients to None or to zero
         amsgrad, maximize: not supported, as in MindSpeed
 
     Example:
@@ -160,12 +160,12 @@ class FusedEmaAdamW(EmaAdamW):
         )  # fmt: skip
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Sets the gradients to None or to zero: as told, otherwise as ``set_grad_none`` says."""
+        """Sets the gradients to None or to zero, by default as ``set_grad_none`` says."""
         super().zero_grad(self.defaults["set_grad_none"] if set_to_none is None else set_to_none)
 
     @torch.no_grad()
     def copy_to(self) -> None:
-        """Copies the averages into the parameters; those that have none yet stay as they are."""
+        """Copies the averages into the parameters that have one."""
         for param in self._params():
             if param in self.state and "ema_params" in self.state[param]:
                 param.copy_(self.state[param]["ema_params"])
@@ -176,9 +176,9 @@ class FusedEmaAdamW(EmaAdamW):
 
     @torch.no_grad()
     def restore(self, param_groups: list[Group]) -> None:
-        """Brings the stored parameters back."""
+        """Copies the stored values back into the parameters."""
         if self._stored is None:
-            raise RuntimeError("restore() has nothing to bring back; call store(param_groups) first")
+            raise RuntimeError("restore() has nothing to restore; call store(param_groups) first")
         if [id(p) for p, _ in self._stored] != [id(p) for group in param_groups for p in group["params"]]:
             raise ValueError("param_groups has other parameters than store() was given; pass the same groups")
         for param, before in self._stored:

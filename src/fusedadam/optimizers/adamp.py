@@ -74,8 +74,8 @@ class AdamP(FusedOptimizer):
     r"""AdamP (`arXiv 2006.08217 <https://arxiv.org/abs/2006.08217>`_), in the names and defaults of its authors'
     package.
 
-    Normalisation makes many weights scale-invariant: only their direction matters. The radial part of a step then does
-    nothing but let them grow, which shrinks all later steps. AdamP takes it out. With :math:`u` the step of Adam,
+    Normalisation makes many weights scale-invariant: only their direction matters. The radial part of a step then only
+    makes them grow, which shrinks all later steps. AdamP removes it. With :math:`u` the step of Adam,
 
     .. math::
         u \leftarrow u - \hat p \, (\hat p \cdot u), \quad \hat p = \frac{p}{\lVert p \rVert + \epsilon}

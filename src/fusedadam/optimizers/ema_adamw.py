@@ -111,12 +111,12 @@ class EmaAdamW(FusedOptimizer):
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Puts the EMA into the model, and takes it out again whatever happens inside.
+        """Puts the averages into the model, and the trained weights back at the end, also after an error.
 
             with optimizer.ema_weights():
                 evaluate(model)
 
-        Stepping inside is refused: the trained weights come back at the end, and the step would be lost.
+        Refuses steps inside, which would be lost when the trained weights come back.
         """
         distributed.check_has_all_averages(self)
         self._refresh_copies()
@@ -137,7 +137,7 @@ class EmaAdamW(FusedOptimizer):
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_no_steps", outer)
             stack.callback(put_back)
-            stack.callback(put_back)  # again, if an interruption (Ctrl-C) has broken off the first
+            stack.callback(put_back)  # again, if Ctrl-C has interrupted the first
             self._no_steps = "a step inside ema_weights() would be lost when the trained weights come back"
             with torch.no_grad():
                 for param, ema in averaged:
@@ -148,12 +148,12 @@ class EmaAdamW(FusedOptimizer):
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference.
 
-        Entries are recognized by their memory, whatever they are called. Raises if a parameter of the model has an
-        average for which there is no entry.
+        Entries are recognized by their memory, under any name. Raises if a parameter of the model has an average, but
+        no entry.
         """
         distributed.check_has_all_averages(self)
         self._refresh_copies()
-        # filled in place: it carries the modules' versions. First: under FSDP it brings the sharded parameters back
+        # taken first, since under FSDP it reshards the parameters; filled in place, since it has the modules' versions
         state = model.state_dict()
         names = {param: name for name, param in model.named_parameters()}
         if names and not any(param in names for param in self._params()):
