@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
 import fusedadam
-from fusedadam.backends.numba.threading import run_in_pool
-from fusedadam.rules.ops import where
-from fusedadam.rules.rule import Value, Values, rule
-from tests.support import PLACES, Case, apply, assert_same_bits, draw
 
 
 def trained(optimizer_class=fusedadam.AdamW, count=2, **options):
@@ -58,40 +52,3 @@ def test_a_state_with_moments_but_no_step_is_refused():
     del optimizer.state[params[0]]["step"]
     with pytest.raises(RuntimeError, match="no 'step'"):
         optimizer.step()
-
-
-def test_an_interrupted_step_waits_for_its_threads():
-    """They write to memory that the caller may free once control is back."""
-    finished, started = threading.Event(), threading.Event()
-
-    def work():
-        if threading.current_thread() is threading.main_thread():
-            started.wait()
-            raise KeyboardInterrupt
-        started.set()
-        threading.Event().wait(0.3)
-        finished.set()
-
-    with pytest.raises(KeyboardInterrupt):
-        run_in_pool(work, 2)
-    assert finished.is_set()
-
-
-def no_scalars(step):
-    return {}
-
-
-@rule(scalars=no_scalars)
-def literals(param: Value, grad: Value) -> Values:
-    param = where(grad > 0, 0.1, 0.2) + (0.7 - 0.1) * grad / 3
-    return param
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_numbers_among_themselves_are_calculated_in_the_compute_dtype(dtype):
-    """Eagerly they were Python's own, in float64 or in the default dtype."""
-    case = Case(literals, {}, {})
-    roles = draw(case, [(100,)], [dtype])
-    first, *others = [apply(case, roles, p.values[0]) for p in PLACES[:2]]
-    for other in others:
-        assert_same_bits(first, other)

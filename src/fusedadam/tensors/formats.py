@@ -124,7 +124,7 @@ def round_to_odd(x: Float) -> Float:
     near = narrow(x)
     back, bits = widen(near), bits_of_float(near)
     neighbor = where(abs(back) < abs(x), bits + 1, bits - 1)
-    move = ((bits & 1) == 0) & (back != x) & (x == x)
+    move = ((bits & 1) == 0) & ((back < x) | (back > x))
     return float_of_bits(where(move, neighbor, bits))
 
 

@@ -1,0 +1,49 @@
+"""Formats as data; what their codecs compute is tested on every backend in tests/backends/test_formats.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam.tensors import formats
+from fusedadam.tensors.formats import FORMATS, STORAGES, Array, Format
+
+
+def test_a_dtype_names_its_format():
+    assert [STORAGES[d] for d in (torch.float32, torch.float16, torch.bfloat16, torch.float64)] == [*FORMATS]
+    for dtype, name in STORAGES.items():
+        assert FORMATS[name].arrays == (Array(dtype),)
+        assert FORMATS[name].array_names("exp_avg") == ("exp_avg",)
+
+
+def test_a_role_has_a_name_for_each_array():
+    two = Format("two", (Array(torch.bfloat16), Array(torch.int8, "_low")))
+    assert two.array_names("param") == ("param", "param_low")
+    assert [array.word for array in two.arrays] == ["int16", "int8"]
+    assert Array(torch.uint8).word == "uint8"
+
+
+def test_only_bfloat16_has_a_codec_and_not_everywhere():
+    for name, one in FORMATS.items():
+        assert one.is_native("numba") == (name != "bf16")
+        assert one.is_native("triton") and one.is_native("eager")  # noqa: PT018
+    assert not FORMATS["bf16"].is_native("interpreter")
+
+
+@pytest.mark.parametrize("value", [1.0 + 2.0**-30, -1.0 - 2.0**-30, 1e-50, 1e300])
+def test_round_to_odd_leaves_a_trace_of_what_was_dropped(value):
+    x = torch.tensor([value], dtype=torch.float64)
+    odd = formats.round_to_odd(x)
+    assert odd.view(torch.int32).item() & 1
+    assert (odd.double() != x).all()
+
+
+def test_round_to_odd_keeps_what_float32_has():
+    x = torch.tensor([0.0, -0.0, 1.5, float("inf"), float("-inf"), 1e-45], dtype=torch.float32)
+    assert torch.equal(formats.round_to_odd(x.double()).view(torch.int32), x.view(torch.int32))
+    assert formats.round_to_odd(torch.tensor([float("nan")], dtype=torch.float64)).isnan().all()
+
+
+def test_rules_compute_in_float32_unless_the_parameter_is_float64():
+    assert formats.compute_dtype(torch.float64) == torch.float64
+    assert {formats.compute_dtype(d) for d in STORAGES if d != torch.float64} == {torch.float32}
