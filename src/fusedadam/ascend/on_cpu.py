@@ -125,7 +125,7 @@ def max_memory_allocated(device: Any = None) -> int:
     return _kilobytes("/proc/self/status", "VmHWM") * 1024
 
 
-memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # no cache
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # there is no cache
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:

@@ -126,7 +126,7 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     """The reductions of a step, in an order that is the same on every process."""
     found: dict[tuple[Position, bool, DeviceMesh], list[Wanted]] = {}
     begun: set[int] = set()
-    for position, largest, wanted in sorted(_wanted(tables), key=lambda found: found[0]):
+    for position, largest, wanted in sorted(_wanted(tables), key=lambda item: item[0]):
         mesh = wanted.table.mesh
         assert mesh is not None
         together = found.setdefault((position, largest, mesh), [])
