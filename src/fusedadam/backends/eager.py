@@ -1,8 +1,8 @@
 """The eager backend: the rule as it stands, on torch tensors, wherever torch runs.
 
-Slow beside the others (a dozen passes over memory instead of one), but it needs nothing compiled, and to the bit
-it computes what they compute. Tensors are taken in slices, so that temporaries stay small. Values by row and by
-tensor are on the host, since not every device has float64.
+It is slower than the others (a dozen passes over memory instead of one), but it compiles nothing, and its results are
+the same to the bit. Tensors are processed in slices, so that temporaries stay small. Values by row and by tensor are
+on the host, since not every device has float64.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ def _tensors(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], No
 def _bind(
     table: LaunchTable, stage: Stage, device: torch.device
 ) -> tuple[torch.dtype, Callable[[float], Tensor], Update]:
-    """The dtype of this stage, numbers of it, and ``update`` with the words for torch tensors."""
+    """The compute dtype of this stage, a function that makes numbers of it, and ``update`` for torch tensors."""
     compute = DTYPES[table.compute_of(stage)]
 
     def number(x: float) -> Tensor:
-        # 0-d tensors rather than Python's numbers, which torch would calculate with in other dtypes
+        # 0-d tensors, since torch computes with Python's numbers in other dtypes
         return torch.tensor(x, dtype=compute, device=device)
 
     def stored(role: str) -> Callable[[Tensor], Tensor]:
@@ -152,7 +152,7 @@ def _part(table: LaunchTable, k: int, name: str) -> Tensor:
 
 
 def _here(table: LaunchTable, k: int, name: str) -> Tensor:
-    """Those of the rows that this process has a part of."""
+    """The part for the rows that this process holds."""
     first = int(table.firsts[k])
     return _part(table, k, name)[first : first + int(table.rows[k])]
 

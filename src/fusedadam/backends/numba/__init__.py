@@ -100,7 +100,7 @@ def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Callable[[], 
     arrays = addresses(one, parts)
     arguments = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
     tables = [part.table.words for own in parts for part in own]
-    return _call(_compile("share", sums.share(one.largest)), arguments, arrays, tables)
+    return _call(_compile("sums_across", sums.across(one.largest)), arguments, arrays, tables)
 
 
 def _call(function: int, arguments: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:

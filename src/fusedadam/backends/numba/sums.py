@@ -44,8 +44,8 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
     return "\n".join([f"# the sums {', '.join(one.name for one in sums)}", _HEAD.strip("\n"), *lines, ""])
 
 
-def share(largest: bool) -> str:
-    """Over several parameters: ``terms`` and ``results`` are addresses, ``begins`` says where each sum's own begin."""
+def across(largest: bool) -> str:
+    """Over several parameters: ``terms`` and ``results`` are addresses; ``begins`` has the first term of each sum."""
     lines = [
         *_unpacked("terms", "results", "begins", "sums"),
         "    for _s in range(_sums):",

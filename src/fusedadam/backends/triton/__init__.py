@@ -47,10 +47,10 @@ class RowTile(NamedTuple):
     run: int
 
 
-# Of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square root are
-# correctly rounded), and want fewer elements a thread.
+# The best of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square
+# root are correctly rounded), and are faster with fewer elements per thread.
 WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
-# By the longest row that each serves. Whatever is added up stays within a warp: no shared memory, no barrier.
+# By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time
 
@@ -173,7 +173,7 @@ def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
     terms, results, begins = (sent(array, device) for array in addresses(one, parts))
     lanes = _lanes(max(map(len, parts)))
     arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
-    ready = _ready(device, sums.share, (len(parts), 1, 1), arguments, 4)
+    ready = _ready(device, sums.across, (len(parts), 1, 1), arguments, 4)
 
     def run() -> None:
         with _current(device):
@@ -185,10 +185,10 @@ def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
 def _ready(
     device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
 ) -> Callable[..., None]:
-    """The launch of a kernel, compiled; with these arguments, or with others like them that it is given.
+    """Launches a kernel with these arguments, or with others of the same types.
 
-    Now, so that a compiler's complaint comes before anything is written; and kept, so that a launch need not look at
-    its arguments anew.
+    It is compiled here, so that errors of the compiler come before anything is written. The compiled launcher is kept,
+    so that a launch need not inspect its arguments again.
     """
     if not grid[0]:
         return lambda: None
@@ -197,7 +197,7 @@ def _ready(
     with _current(device):
         ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
 
-    # addresses instead of tensors, which the launcher would ask for theirs, and the driver whether they are right
+    # addresses instead of tensors: the launcher would look up each tensor's address and have the driver check it
     def plain(given: tuple[Any, ...]) -> list[Any]:
         return [a.data_ptr() if isinstance(a, Tensor) else a for a in given]
 

@@ -68,7 +68,7 @@ def combine_rows(
 
 
 @triton.jit
-def share(terms, results, begins, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr):
+def across(terms, results, begins, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr):
     """One program a sum: ``terms`` are the addresses of what is added, ``results`` of where the sum goes."""
     first = tl.load(begins + tl.program_id(0))
     end = tl.load(begins + tl.program_id(0) + 1)
