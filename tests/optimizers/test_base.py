@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 import fusedadam
-from fusedadam import functional
 from fusedadam.engine import snapshot
 
 F64 = torch.float64
@@ -588,13 +587,3 @@ def test_gradscaler_on_the_cpu_unscales_clips_and_skips_as_with_torch(cls):
 
     twins.each(scaled)
     twins.check()
-
-
-def test_operators_take_one_step_for_each_tensor():
-    """A list of steps once gave every tensor the first one's."""
-    together, apart = ([[torch.full((3,), 0.5) for _ in range(2)] for _ in range(4)] for _ in range(2))
-    functional.adamw_(*together, step=[1, torch.tensor([50])])
-    for k, step in enumerate((1, 50)):
-        functional.adamw_(*(role[k] for role in apart), step=step)
-    torch.testing.assert_close(together, apart, rtol=0, atol=0)
-    assert not torch.equal(*together[0])
