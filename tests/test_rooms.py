@@ -66,6 +66,7 @@ def test_a_room_names_each_of_its_files(folder):
 # what has no test of its own name: what a test of another name is for
 TESTED_ELSEWHERE = {
     "engine/backend.py": "backends/", "engine/member.py": "engine/test_launch.py",
+    "engine/participant.py": "engine/test_plan.py",
     "engine/snapshot_loop.py": "engine/test_snapshot.py", "engine/snapshot_names.py": "engine/test_snapshot.py",
     "backends/codecs.py": "backends/test_formats.py", "machine.py": "cli/doctor/",
 }  # fmt: skip

@@ -8,7 +8,8 @@ import torch
 
 from fusedadam import backends
 from fusedadam.engine.launch import NO_AMP
-from fusedadam.engine.plan import Participant, Plan
+from fusedadam.engine.participant import Participant
+from fusedadam.engine.plan import Plan
 from fusedadam.engine.snapshot_names import CHANGED, MOVED, SAME
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers.adamw import adam

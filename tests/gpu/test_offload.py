@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.gpu.test_divided import mesh  # noqa: F401
 from tests.gpu.test_gpu import OPTIMIZERS
+from tests.gpu.test_sharded import mesh  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 

@@ -5,6 +5,7 @@ come through here; backends implement backend.py.
 
 snapshot.py                     have tensors moved since the last step?
 snapshot_loop.py                the compiled loop that asks, and snapshot_names.py, which both import
+participant.py                  a parameter that takes part in a step, and the states that it needs
 plan.py                         what stays the same from step to step
 step_counts.py                  how often each parameter was updated, on the host or on the device
 host_scalars.py                 the scalars of a step, computed on the host

@@ -7,77 +7,31 @@ prepared is committed, which cannot fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.engine.backend import Backend
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
-from fusedadam.engine.member import Member, Roles
+from fusedadam.engine.member import Roles
+from fusedadam.engine.participant import Participant, State, prepare_states
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
-from fusedadam.rules.rule import Options, Rule, SpecializedRule
-from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as
-from fusedadam.tensors.shards import distributed_like, is_dtensor, lies_like, local, sharding_of, with_local
-from fusedadam.tensors.transfer import capturing
+from fusedadam.rules.rule import Options, Rule
+from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
-States: TypeAlias = dict[Any, dict[str, Any]]
-State: TypeAlias = dict[str, Any]
+States: TypeAlias = dict[Any, State]
 
 
 class Replaced(Exception):
     """Another thread took a state away while a plan was made for it."""
-
-
-@dataclass
-class Participant:
-    """A parameter that takes part in the step, as the optimizer has it.
-
-    A sharded parameter whose sums other processes wait for takes part even if it has no gradient here.
-    """
-
-    param: Tensor
-    grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
-    position: int  # among all parameters of the optimizer
-    group: int
-    special: SpecializedRule
-    backend: Backend
-    new_state: Callable[[str], Tensor]  # makes a state of that name, with its initial value
-    state: State = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
-    fresh: State = field(default_factory=dict)  # states that are made with the plan
-
-    @property
-    def is_absent(self) -> bool:
-        return self.grad is None
-
-    @property
-    def redistributes_grad(self) -> bool:
-        return not self.is_absent and not lies_like(self.grad, self.param)
-
-    def as_member(self) -> Member:
-        roles = self._roles()
-        return Member(
-            self.special, self.backend, roles, self.group, self.param, self.is_absent, self.redistributes_grad
-        )
-
-    def _roles(self) -> Roles:
-        here = local(self.param)
-        if self.is_absent:
-            return dict.fromkeys(self.special.roles, here.new_empty(0))
-        grad: Any = self.grad
-        if self.redistributes_grad:  # on every run, together with the other processes; here only its form counts
-            grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
-        return {"param": here, "grad": local(grad), **{name: local(self.state[name]) for name in self.special.states}}
 
 
 class Plan:
@@ -99,10 +53,8 @@ class Plan:
         self.meshes = list(dict.fromkeys(sharding.mesh for sharding in shardings if sharding is not None))
 
         # prepare: this may fail, and changes nothing
-        _check(participants)
         known = {param: dict(state) for param, state in states.items()}  # copies: another thread may write there
-        _check_step_counts(known)
-        _prepare_states(participants, known)
+        prepare_states(participants, known)
         members = [p.as_member() for p in participants]
         for member in members:
             checks.alike(member.roles)
@@ -229,55 +181,6 @@ class Plan:
             )
             if grads
         }
-
-
-def _check(participants: Sequence[Participant]) -> None:
-    for p in participants:
-        checks.written("param", p.param)
-        if not p.is_absent:
-            checks.tensor("grad", p.grad)
-            checks.both_divided("grad", p.grad, p.param)
-
-
-def _check_step_counts(known: Mapping[Tensor, State]) -> None:
-    for state in known.values():
-        checks.one_number("state 'step'", state.get("step", 0.0))
-        if state and "step" not in state:
-            raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
-
-
-def _prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, State]) -> None:
-    """Makes the states that are missing, but does not put them into the optimizer yet."""
-    for p in participants:
-        before = known.get(p.param, {})
-        p.fresh = {} if p.is_absent else _fresh_states(p, before)
-        p.state = {**before, **p.fresh}
-    if capturing() and any(p.fresh for p in participants):
-        raise RuntimeError(
-            "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
-            "take a step, with the same parameters and options, before the capture"
-        )
-
-
-def _fresh_states(p: Participant, state: Mapping[str, Any]) -> State:
-    """States that are missing, and new copies of states whose layout or device is no longer the parameter's."""
-    param = local(p.param)
-    strides, device = dense_strides(param, p.special.by_rows), param.device
-    fresh: State = {} if "step" in state else {"step": 0.0}
-    for name in p.special.states:
-        if name not in state:
-            fresh[name] = p.new_state(name)
-            continue
-        checks.tensor(f"state {name!r}", state[name])
-        if not lies_like(state[name], p.param):
-            raise RuntimeError(
-                f"state {name!r} is not divided among processes as its param is; set it with load_state_dict, or with "
-                "torch.distributed.checkpoint"
-            )
-        here = local(state[name])
-        if here.shape == param.shape and not (here.device == device and lies_as(here, strides) and is_plain(here)):
-            fresh[name] = with_local(p.param, copy_with(here.to(device), strides))
-    return fresh
 
 
 def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fusedadam import backends
 from fusedadam.engine.launch import Amp
-from fusedadam.engine.plan import Participant, Plan, Replaced, States
+from fusedadam.engine.participant import Participant
+from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
 from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
