@@ -1,7 +1,7 @@
 """What a launch works on: one column for each member, one row of 8-byte words for each thing that kernels ask about it.
 
-The rows are, in this order: the scalars of this step, the addresses of the roles, what stays the same (sizes,
-addresses of buffers), and the values by tensor that the stages compute. A table serves all members of a launch,
+The rows are, in this order: the scalars of this step, the addresses of the roles' arrays (one, unless a role's format
+has several), what stays the same (sizes, addresses of buffers), and the values by tensor that the stages compute. A table serves all members of a launch,
 whatever their group: groups differ in scalars only. It holds numbers, not the tensors they describe, so that it keeps
 none of them alive. Code that needs the tensors themselves (the eager backend, layouts that must be copied) is handed
 them at each run.
@@ -92,11 +92,11 @@ class LaunchTable(Geometry):
 
     def _make_words(self, mine: Sequence[Member]) -> None:
         unchanging = self._unchanging(mine)
-        arrays = [name for role in self.special.roles for name in FORMATS[self.storage[role]].array_names(role)]
-        names = [*self.scalars, *arrays, *unchanging, *self.special.values]
+        self.arrays = [a for role in self.special.roles for a in FORMATS[self.storage[role]].array_names(role)]
+        names = [*self.scalars, *self.arrays, *unchanging, *self.special.values]
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
-        for name in arrays:
+        for name in self.arrays:
             self.words[self.at[name]] = [address_of(member.roles[name]) for member in mine]
         for name, row in unchanging.items():
             self.words[self.at[name]] = row
@@ -141,7 +141,7 @@ class LaunchTable(Geometry):
         return storage | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
 
     def place(self, addresses: Int64s) -> None:
-        """New addresses (one line for each role) of tensors that are otherwise unchanged."""
+        """New addresses (one line for each of ``arrays``) of tensors that are otherwise unchanged."""
         first = len(self.scalars)
         self.words[first : first + len(addresses)] = addresses
         self.moved = True
@@ -160,8 +160,8 @@ class LaunchTable(Geometry):
         """Takes what changed on the host to the device, without waiting."""
         if self.home.type == "cpu":
             return
-        scalars, roles = len(self.scalars), len(self.special.roles) if self.moved else 0
-        rows = slice(scalars if self.scalars_on_device else 0, scalars + roles)
+        scalars, arrays = len(self.scalars), len(self.arrays) if self.moved else 0
+        rows = slice(scalars if self.scalars_on_device else 0, scalars + arrays)
         if rows.stop > rows.start:
             self.on_device[rows].copy_(pinned(self.words[rows]), non_blocking=True)
         self.moved = False
