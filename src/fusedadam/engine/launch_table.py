@@ -1,10 +1,10 @@
 """What a launch works on: one column for each member, one row of 8-byte words for each thing that kernels ask about it.
 
 The rows are, in this order: the scalars of this step, the addresses of the roles' arrays (one, unless a role's format
-has several), what stays the same (sizes, addresses of buffers), and the values by tensor that the stages compute. A table serves all members of a launch,
-whatever their group: groups differ in scalars only. It holds numbers, not the tensors they describe, so that it keeps
-none of them alive. Code that needs the tensors themselves (the eager backend, layouts that must be copied) is handed
-them at each run.
+has several), what stays the same (sizes, addresses of buffers), and the values by tensor that the stages compute. A
+table serves all members of a launch, in any group: groups differ in scalars only. It holds numbers, not the tensors
+they describe, so that it keeps none of them alive. Code that needs the tensors themselves (the eager backend, layouts
+that must be copied) is handed them at each run.
 """
 
 from __future__ import annotations
