@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam.tensors.formats import STORAGES, names
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, local
 from fusedadam.tensors.transfer import capturing
@@ -100,9 +100,9 @@ def boolean(name: str, value: Any, or_none: bool = False) -> None:
 def storage_dtype(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, torch.dtype):
         raise TypeError(f"{name}={value!r} must be a torch.dtype or None")
-    if value is not None and value not in STORAGES:
+    if value is not None and value not in FORMAT_OF_DTYPE:
         raise ValueError(
-            f"{name}={value} is not supported; use one of {names(STORAGES)}, or None for the parameter's own"
+            f"{name}={value} is not supported; use one of {names(FORMAT_OF_DTYPE)}, or None for the parameter's own"
         )
 
 
@@ -140,7 +140,7 @@ def iterable_of_parameters(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {kind}; it must be parameters, such as model.parameters()")
 
 
-def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = STORAGES) -> None:
+def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DTYPE) -> None:
     """A tensor that a kernel can read: of a supported dtype, strided, and with memory behind it."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")

@@ -9,7 +9,7 @@ import torch
 from fusedadam.backends import codecs, eager
 from fusedadam.rules.ops import tensor_sum
 from fusedadam.rules.rule import RuleError, Scalar, Value, Values, rule
-from fusedadam.tensors.formats import FORMATS, STORAGES, Array, Format, bits_of_float, float_of_bits
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, bits_of_float, float_of_bits
 from tests.support import BF16, F16, F32, F64, PLACES, Case, apply, assert_same_bits, draw
 
 FLOATS32 = torch.cat(
@@ -146,7 +146,7 @@ def split(tensor, role):
 @pytest.mark.parametrize("update", [momentum, normalized], ids=lambda r: r.name)
 def test_a_format_of_two_arrays_gives_the_bits_of_float32(update, roles, place, monkeypatch):
     monkeypatch.setitem(FORMATS, "split32", SPLIT32)
-    monkeypatch.setitem(STORAGES, torch.int16, "split32")
+    monkeypatch.setitem(FORMAT_OF_DTYPE, torch.int16, "split32")
     case = Case(update, {}, {})
     plain = draw(case, [(3,), (5, 700), (0, 2), ()], [F32 if "param" in roles else F64, F32, F32])
     in_two = [{**own, **{n: t for r in roles for n, t in split(own[r], r).items()}} for own in plain]

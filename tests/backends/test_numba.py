@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from fusedadam.backends.numba import kernel
-from fusedadam.backends.numba.memory import Memory
+from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.backends.numba.threading import run_in_pool
 from fusedadam.optimizers.adamw import adam
 
@@ -16,7 +16,7 @@ ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")
 
 
 def memory(compute="f32", **storage):
-    return Memory(STAGE, dict.fromkeys(ROLES, "f32") | storage, compute)
+    return LoadStore(STAGE, dict.fromkeys(ROLES, "f32") | storage, compute)
 
 
 def test_a_kernel_reads_each_of_its_arguments_by_name():

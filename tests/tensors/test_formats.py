@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fusedadam.tensors import formats
-from fusedadam.tensors.formats import FORMATS, STORAGES, Array, Format
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format
 
 
 def test_a_dtype_names_its_format():
-    assert [STORAGES[d] for d in (torch.float32, torch.float16, torch.bfloat16, torch.float64)] == [*FORMATS]
-    for dtype, name in STORAGES.items():
+    assert [FORMAT_OF_DTYPE[d] for d in (torch.float32, torch.float16, torch.bfloat16, torch.float64)] == [*FORMATS]
+    for dtype, name in FORMAT_OF_DTYPE.items():
         assert FORMATS[name].arrays == (Array(dtype),)
         assert FORMATS[name].array_names("exp_avg") == ("exp_avg",)
 
@@ -46,4 +46,4 @@ def test_round_to_odd_keeps_what_float32_has():
 
 def test_rules_compute_in_float32_unless_the_parameter_is_float64():
     assert formats.compute_dtype(torch.float64) == torch.float64
-    assert {formats.compute_dtype(d) for d in STORAGES if d != torch.float64} == {torch.float32}
+    assert {formats.compute_dtype(d) for d in FORMAT_OF_DTYPE if d != torch.float64} == {torch.float32}

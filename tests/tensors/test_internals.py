@@ -38,5 +38,5 @@ def test_dispatch_keys_tell_a_negated_tensor_from_a_plain_one():
 def test_a_word_that_is_not_there_is_not_found():
     memory = (ctypes.c_uint64 * 3)(1, 2, 3)
     address = ctypes.addressof(memory)
-    assert internals._word([address], 3, [3]) == 2
-    assert internals._word([address], 3, [4]) is None
+    assert internals._offset([address], 3, [3]) == 2
+    assert internals._offset([address], 3, [4]) is None

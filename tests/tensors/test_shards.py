@@ -56,5 +56,5 @@ def test_rows_of_this_process(shape, mesh, at, kinds, expected, monkeypatch):
 def test_a_partial_tensor_has_no_value_yet(monkeypatch):
     tensor_module = pytest.importorskip("torch.distributed.tensor")
     monkeypatch.setattr(shards, "is_dtensor", lambda tensor: True)
-    with pytest.raises(RuntimeError, match="has a Partial placement"):
+    with pytest.raises(RuntimeError, match="with a Partial placement"):
         shards.sharding_of(FakeDTensor((4,), (2,), (0,), [tensor_module.Partial()]))

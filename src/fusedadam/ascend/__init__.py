@@ -1,7 +1,7 @@
 """Scripts written for Ascend run unmodified, on a GPU or a CPU: the APIs of torch_npu, MindSpeed and CANN.
 
-``import torch_npu``, ``.npu()`` and ``device="npu"`` work once install() was called. Nothing outside this room imports
-it, except ``cli/``.
+``import torch_npu``, ``.npu()`` and ``device="npu"`` work once install() was called. Of the other rooms, only
+``cli/`` imports it.
 
 optimizers.py, operators.py, aclnn.py   torch_npu's and MindSpeed's optimizers, MindSpeed's operators, CANN's call
 install.py     install() and uninstall()

@@ -21,12 +21,13 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import FORMATS, STORAGES, Format, round_to_odd
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Format, round_to_odd
 
 SLICE = 1 << 20
-DTYPES = {name: dtype for dtype, name in STORAGES.items()}
+DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
 Update: TypeAlias = Callable[..., tuple[Tensor, ...]]
 sum_across = sum_across_devices
+NEEDS_TENSORS = True
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
@@ -50,7 +51,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
     compute, number, update = _bind(table, stage, table.device)
-    formats = {r: FORMATS[table.storage[r]] for r in stage.arrays}
+    formats = {r: FORMATS[table.formats[r]] for r in stage.arrays}
     arrays = {r: formats[r].array_names(r) for r in stage.arrays}
 
     def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:
@@ -120,7 +121,7 @@ def _bind(
 
     def stored(role: str) -> Callable[[Tensor], Tensor]:
         def round_trip(value: Tensor) -> Tensor:
-            one = FORMATS[table.storage[role]]
+            one = FORMATS[table.formats[role]]
             arrays = [torch.empty_like(value, dtype=array.dtype) for array in one.arrays]
             store(one, arrays, value)
             return load(one, arrays, compute)
@@ -128,7 +129,7 @@ def _bind(
         return round_trip
 
     space: dict[str, Any] = {**OPS, "divide": operator.truediv, "number": number}
-    space |= {f"_stored_{role}": stored(role) for role in table.storage}
+    space |= {f"_stored_{role}": stored(role) for role in table.formats}
     exec("\n".join(stage.functions), space)
     return compute, number, space["update"]
 

@@ -39,7 +39,7 @@ class Backend(NamedTuple):
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
-    needs_tensors: bool  # addresses alone are not enough; values by row and tensor are kept on the host
+    needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
 
 
 def addresses(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

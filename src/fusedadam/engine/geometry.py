@@ -51,16 +51,16 @@ class Geometry:
         """How long the segments of each tensor are, at most."""
         return np.minimum(self.widths if stage.space == "element" else self.all_rows, SEGMENT[stage.space])
 
-    def chunks(self, stage: Stage, steps: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
-        """The work of a stage in chunks of ``steps`` items (or segments, if the stage goes by segments)."""
+    def chunks(self, stage: Stage, sizes: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
+        """The work of a stage in chunks of ``sizes`` items (or segments, if the stage goes by segments)."""
         if stage.in_segments:
-            return self.split(self.segments[stage.space] * only, steps)
-        return self.split((self.sizes if stage.space == "element" else self.all_rows) * only, steps)
+            return self.split(self.segments[stage.space] * only, sizes)
+        return self.split((self.sizes if stage.space == "element" else self.all_rows) * only, sizes)
 
     @staticmethod
-    def split(counts: Int64s, steps: Int64s) -> tuple[Int64s, Int64s]:
+    def split(counts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
         """For each chunk its tensor, and the item or segment that it begins with."""
-        chunks = -(-counts // steps)
+        chunks = -(-counts // sizes)
         tensor = np.repeat(np.arange(len(chunks)), chunks)
         index = np.arange(len(tensor)) - np.repeat(np.cumsum(chunks) - chunks, chunks)
-        return tensor, index * steps[tensor]
+        return tensor, index * sizes[tensor]

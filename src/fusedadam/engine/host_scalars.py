@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.step_counts import Places, StepCounts
-from fusedadam.rules.rule import Options, Rule
+from fusedadam.rules.rule import HyperParameters, Rule
 
 
 class HostScalars:
@@ -36,7 +36,7 @@ class HostScalars:
     def count(self, counts: StepCounts, steps: Floats) -> None:
         counts.set(self._places, steps)
 
-    def of(self, steps: Floats, options: Sequence[Options]) -> tuple[list[Mapping[str, Any]], Int64s]:
+    def of(self, steps: Floats, options: Sequence[HyperParameters]) -> tuple[list[Mapping[str, Any]], Int64s]:
         """The scalars of every (options, step) that occurs, and for each member which of them are its own."""
         options = [tuple(float(v) if isinstance(v, Tensor) else v for v in group) for group in options]
         if len(steps) and steps.min() == steps.max():  # as good as always: one set for each group

@@ -68,7 +68,8 @@ class Launch:
 
 
 class Launches:
-    """One launch for each launch key, with every kernel compiled: once made, nothing can fail."""
+    """One launch for each launch key, with every kernel compiled: once made, nothing can fail. Only kernels for scaled
+    gradients are compiled later, by the first scaled step, before it writes anything."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         by_key: dict[Any, list[int]] = {}
@@ -92,8 +93,9 @@ class Launches:
     def execute(
         self, roles: Sequence[Roles], written: Sequence[Tensor], amp: Amp = NO_AMP, count: Action = lambda: None
     ) -> None:
-        """Runs all stages with the scalars that were set. ``roles`` are read only if ``needs_tensors``; ``written``
-        are the tensors to autograd; ``count`` is called when nothing can fail anymore, just before the first write."""
+        """Runs all stages with the scalars that were set. ``roles`` are read only if ``needs_tensors``. ``written`` are
+        tensors whose autograd version is incremented. ``count`` is called when nothing can fail anymore, just before
+        the first write."""
         self._set_amp(amp)
         runs = [launch.begin(roles) for launch in self]
         count()
@@ -114,9 +116,9 @@ class Launches:
         for launch in self:
             table = launch.table
             table.grad_scale, table.found_inf = amp.on(table.device)
-            while table.before_scaling and (table.grad_scale is not None or table.found_inf is not None):
-                table.before_scaling[-1]()
-                table.before_scaling.pop()
+            while table.compile_scaled and (table.grad_scale is not None or table.found_inf is not None):
+                table.compile_scaled[-1]()
+                table.compile_scaled.pop()  # only now: it may have been interrupted
 
     def _in_order(self) -> Iterator[Callable[[list[Run]], None]]:
         """Stage by stage. Rows that are sharded themselves are known only after an all-reduce, and wait for it."""

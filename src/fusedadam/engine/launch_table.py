@@ -20,14 +20,14 @@ from fusedadam.engine.geometry import Floats, Geometry, Int64s
 from fusedadam.engine.member import Member
 from fusedadam.rules.rule import OWN_SCALARS
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import FORMATS, STORAGES, compute_dtype
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
 from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
 from fusedadam.tensors.transfer import pinned, sent
 
 # The rows of sums and values by row have these names before the value's own, in tables and in generated kernels.
 PARTIAL = "_part_"  # where the sums of segments are kept until they are combined
-HERE = "_here_"  # where those rows begin of which this process has elements
-HAS_GRAD, GRADS_ANYWHERE = "_joins", "_joined"  # is there a gradient here, and on how many processes is there one?
+HERE = "_here_"  # the address of the first row that this process has elements of
+HAS_GRAD, GRADS_ANYWHERE = "_has_grad", "_grads_anywhere"  # is there a gradient here? on how many processes?
 
 
 class LaunchTable(Geometry):
@@ -48,8 +48,8 @@ class LaunchTable(Geometry):
         self.home = torch.device("cpu") if mine[0].backend.needs_tensors else self.device
         self._check_rows_can_be_split()
         self._compute = compute_dtype(mine[0].roles["param"].dtype)
-        self.compute = STORAGES[self._compute]
-        self.storage = {role: STORAGES[mine[0].roles[role].dtype] for role in self.special.roles}
+        self.compute = FORMAT_OF_DTYPE[self._compute]
+        self.formats = mine[0].formats
         self.strides = [dense_strides(m.roles["param"], self.special.by_rows) for m in mine]
         self.copied = list(self._roles_to_copy(mine))
         self._make_buffers()
@@ -58,7 +58,7 @@ class LaunchTable(Geometry):
         # set for each run
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
         self.found_inf: Tensor | None = None  # one float32 on the device: unless it is 0, nothing is written
-        self.before_scaling: list[Callable[[], object]] = []  # compiles what scaling needs, before anything is written
+        self.compile_scaled: list[Callable[[], object]] = []  # kernels for scaled gradients that are not compiled yet
         self.moved = False  # addresses changed since they were last sent
         self.scalars_on_device = False  # the device computes them, and the host has none to send
 
@@ -92,7 +92,7 @@ class LaunchTable(Geometry):
 
     def _make_words(self, mine: Sequence[Member]) -> None:
         unchanging = self._unchanging(mine)
-        self.arrays = [a for role in self.special.roles for a in FORMATS[self.storage[role]].array_names(role)]
+        self.arrays = [a for role in self.special.roles for a in FORMATS[self.formats[role]].array_names(role)]
         names = [*self.scalars, *self.arrays, *unchanging, *self.special.values]
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
@@ -104,25 +104,25 @@ class LaunchTable(Geometry):
         self.numbers: Floats = self.words.view(np.float64)
 
     def _unchanging(self, mine: Sequence[Member]) -> dict[str, Int64s]:
-        """The rows that stay the same from step to step."""
-        rows = {
+        """The rows of the table that stay the same from step to step."""
+        table = {
             "_size": self.sizes, "_rows": self.rows, "_width": self.widths, "_pieces": self.pieces,
             "_segments": self.segments["element"], "_row_segments": self.segments["row"], "_all_rows": self.all_rows,
         }  # fmt: skip
         wholes = [member.roles["param"] if member.whole is None else member.whole for member in mine]
         for name in self.special.scalars:
             if name in OWN_SCALARS:
-                rows[name] = np.array([float(OWN_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
+                table[name] = np.array([float(OWN_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
         for name in (HAS_GRAD, GRADS_ANYWHERE):
-            rows[name] = np.full(len(mine), float(not self.is_absent)).view(np.int64)
+            table[name] = np.full(len(mine), float(not self.is_absent)).view(np.int64)
         begins = [_begins(buffer, self.all_rows) for buffer in self.row_values]
-        rows |= {name: begins[slot] for name, slot in self.special.row_slots.items()}
-        rows |= {HERE + name: rows[name] + self._compute.itemsize * self.firsts for name in self.special.row_slots}
+        table |= {name: begins[slot] for name, slot in self.special.row_slots.items()}
+        table |= {HERE + name: table[name] + self._compute.itemsize * self.firsts for name in self.special.row_slots}
         for one in self._sums:
             partial = self.partials.get(one.name)
-            at = rows[HERE + one.name] if partial is None else _begins(partial, self.segments[one.of])
-            rows[PARTIAL + one.name] = at
-        return rows
+            at = table[HERE + one.name] if partial is None else _begins(partial, self.segments[one.of])
+            table[PARTIAL + one.name] = at
+        return table
 
     @property
     def _sums(self) -> list[Sum]:
@@ -131,14 +131,14 @@ class LaunchTable(Geometry):
     def compute_of(self, stage: Stage) -> str:
         return self.compute if stage.space == "element" else "f64"
 
-    def storage_of(self, stage: Stage) -> dict[str, str]:
-        """How everything that a stage reads and writes is stored."""
+    def formats_of(self, stage: Stage) -> dict[str, str]:
+        """The format of everything that a stage reads and writes."""
         if stage.space == "tensor":
             return dict.fromkeys(stage.arrays, "f64")
-        storage = self.storage | dict.fromkeys(self.special.row_slots, self.compute)
+        formats = self.formats | dict.fromkeys(self.special.row_slots, self.compute)
         for one in stage.sums:
-            storage[PARTIAL + one.name] = self.compute_of(stage)
-        return storage | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
+            formats[PARTIAL + one.name] = self.compute_of(stage)
+        return formats | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
 
     def place(self, addresses: Int64s) -> None:
         """New addresses (one line for each of ``arrays``) of tensors that are otherwise unchanged."""

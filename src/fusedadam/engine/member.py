@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import Sharding, sharding_of
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ class Member:
         """None: this process can sum over the parameter alone, or the rule does not sum."""
         return sharding_of(self.whole) if self.special.has_sums and self.whole is not None else None
 
+    @cached_property
+    def formats(self) -> dict[str, str]:
+        """The storage format of each role."""
+        return {role: FORMAT_OF_DTYPE[self.roles[role].dtype] for role in self.special.roles}
+
     @property
     def launch_key(self) -> Any:
-        """Members with the same key share a launch: the same device, rule, flags, dtypes, backend and mesh."""
-        dtypes = tuple(self.roles[role].dtype for role in self.special.roles)
+        """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh."""
+        formats = tuple(self.formats.values())
         mesh = self.sharding and (self.sharding.mesh, self.sharding.split, self.is_absent)
-        return self.roles["param"].device, self.special, dtypes, self.backend, mesh
+        return self.roles["param"].device, self.special, formats, self.backend, mesh

@@ -17,7 +17,7 @@ from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as
 from fusedadam.tensors.shards import lies_like, local, with_local
 from fusedadam.tensors.transfer import capturing
 
-State: TypeAlias = dict[str, Any]
+StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
 
 
 @dataclass
@@ -29,13 +29,13 @@ class Participant:
 
     param: Tensor
     grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
-    position: int  # among all parameters of the optimizer
+    index: int  # among all parameters of the optimizer
     group: int
     special: SpecializedRule
     backend: Backend
     new_state: Callable[[str], Tensor]  # makes a state of that name, with its initial value
-    state: State = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
-    fresh: State = field(default_factory=dict)  # states that are made with the plan
+    state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
+    fresh: StateDict = field(default_factory=dict)  # states that are made with the plan
 
     @property
     def is_absent(self) -> bool:
@@ -61,7 +61,7 @@ class Participant:
         return {"param": here, "grad": local(grad), **{name: local(self.state[name]) for name in self.special.states}}
 
 
-def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, State]) -> None:
+def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, StateDict]) -> None:
     """Checks parameters, gradients and step counts, and makes the states that are missing. ``known``: the states of all
     parameters, which this does not change."""
     _check(participants)
@@ -85,18 +85,18 @@ def _check(participants: Sequence[Participant]) -> None:
             checks.both_divided("grad", p.grad, p.param)
 
 
-def _check_step_counts(known: Mapping[Tensor, State]) -> None:
+def _check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
     for state in known.values():
         checks.one_number("state 'step'", state.get("step", 0.0))
         if state and "step" not in state:
             raise RuntimeError("a state has moments but no 'step': how often was it updated? Load it with its step")
 
 
-def _fresh_states(p: Participant, state: Mapping[str, Any]) -> State:
+def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
     """States that are missing, and new copies of states whose layout or device is no longer the parameter's."""
     param = local(p.param)
     strides, device = dense_strides(param, p.special.by_rows), param.device
-    fresh: State = {} if "step" in state else {"step": 0.0}
+    fresh: StateDict = {} if "step" in state else {"step": 0.0}
     for name in p.special.states:
         if name not in state:
             fresh[name] = p.new_state(name)

@@ -20,14 +20,14 @@ from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
-from fusedadam.engine.participant import Participant, State, prepare_states
+from fusedadam.engine.participant import Participant, StateDict, prepare_states
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
-from fusedadam.rules.rule import Options, Rule
+from fusedadam.rules.rule import HyperParameters, Rule
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
-States: TypeAlias = dict[Any, State]
+States: TypeAlias = dict[Any, StateDict]
 
 
 class Replaced(Exception):
@@ -46,9 +46,9 @@ class Plan:
         steps: StepCounts,
         on_device: bool,
     ) -> None:
-        self._participants_at = [p.position for p in participants]
+        self._indices = [p.index for p in participants]
         present = [p for p in participants if not p.is_absent]
-        self._tracked = [p.position for p in present if not p.param.is_inference()]  # by autograd
+        self._tracked = [p.index for p in present if not p.param.is_inference()]  # by autograd
         shardings = [sharding_of(param) for param in params if is_dtensor(param)]
         self.meshes = list(dict.fromkeys(sharding.mesh for sharding in shardings if sharding is not None))
 
@@ -71,14 +71,14 @@ class Plan:
             steps.take(prepared, states)
 
         views = {owner: view for prepared in counts for owner, view in prepared.views.items()}
-        self._look(present, params, states, views)
+        self._take_snapshot(present, params, states, views)
         self._absent_roles = {k: member.roles for k, member in enumerate(members) if member.is_absent}
 
     def _prepare_scalars(
         self,
         rule: Rule,
         participants: Sequence[Participant],
-        known: Mapping[Tensor, State],
+        known: Mapping[Tensor, StateDict],
         steps: StepCounts,
         on_device: bool,
     ) -> list[Counts]:
@@ -109,7 +109,7 @@ class Plan:
         )
         return [*prepared, counts]
 
-    def _look(
+    def _take_snapshot(
         self, present: Sequence[Participant], params: list[Tensor], states: States, views: Mapping[Tensor, Tensor]
     ) -> None:
         """Takes the snapshot that later steps are compared with. ``views``: step counts that were made anew."""
@@ -117,14 +117,14 @@ class Plan:
         if any(p.param not in states for p in present):
             raise Replaced
         slots = _slots(present, params, states)
-        by_position = {p.position: p for p in present}
-        self.snapshot = Snapshot(slots, params, states, [_expected(slot, by_position, views) for slot in slots])
+        by_index = {p.index: p for p in present}
+        self.snapshot = Snapshot(slots, params, states, [_expected(slot, by_index, views) for slot in slots])
         at = {(slot.param, slot.what): k for k, slot in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
-        slots_of = {p.position: {r: at[p.position, names.get(r, r)] for r in p.special.roles} for p in present}
-        self._slots_of = [slots_of.get(position, {}) for position in self._participants_at]
+        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.special.roles} for p in present}
+        self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._address_slots = [
-            (table, np.array([[self._slots_of[k][r] for k in table.members] for r in table.special.roles]))
+            (table, np.array([[self._slots_of[k][name] for k in table.members] for name in table.arrays]))
             for table in (launch.table for launch in self.launches)
             if not table.is_absent
         ]
@@ -142,7 +142,7 @@ class Plan:
             table.place(self.snapshot.addresses[slots])
 
     def run(
-        self, params: list[Tensor], tensors: Tensors, steps: StepCounts, options: Sequence[Options], amp: Amp
+        self, params: list[Tensor], tensors: Tensors, steps: StepCounts, options: Sequence[HyperParameters], amp: Amp
     ) -> None:
         """``tensors``: what the snapshot has found, kept by the caller until this returns; ``options``: the
         hyper-parameters of each group."""
@@ -172,9 +172,9 @@ class Plan:
         ]
 
     def report(self, name: str) -> dict[int, float]:
-        """A value by tensor of the last step, by the parameter's position in the optimizer; waits for the device."""
+        """A value by tensor of the last step, by the parameter's index in the optimizer; waits for the device."""
         return {
-            self._participants_at[member]: value
+            self._indices[member]: value
             for table, values in self.launches.report(name)
             for member, value, grads in zip(
                 table.members.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
@@ -194,10 +194,10 @@ def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:
 def _slots(present: Sequence[Participant], params: list[Tensor], states: States) -> list[Slot]:
     """Everything that a step has to look at: of other parameters, that they still have no gradient."""
     order = {id(owner): k for k, owner in enumerate(states)}
-    by_position = {p.position: p for p in present}
+    by_index = {p.index: p for p in present}
     slots: list[Slot] = []
     for k, param in enumerate(params):
-        p = by_position.get(k)
+        p = by_index.get(k)
         if p is None:
             slots.append(Slot(k, NO_GRAD))
             continue
@@ -206,11 +206,11 @@ def _slots(present: Sequence[Participant], params: list[Tensor], states: States)
     return slots
 
 
-def _expected(slot: Slot, by_position: Mapping[int, Participant], views: Mapping[Tensor, Tensor]) -> Any:
+def _expected(slot: Slot, by_index: Mapping[int, Participant], views: Mapping[Tensor, Tensor]) -> Any:
     """The tensor that the plan was made for."""
     if slot.what == NO_GRAD:
         return None
-    p = by_position[slot.param]
+    p = by_index[slot.param]
     if slot.what == "step":
         return views.get(p.param, p.state["step"])
     return p.state[slot.what] if isinstance(slot.what, str) else p.param if slot.what == PARAM else p.grad

@@ -17,7 +17,7 @@ from fusedadam.optimizers import callers, capture, distributed, memory, state_di
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
 from fusedadam.optimizers.group_options import Flags
 from fusedadam.optimizers.stepper import Stepper, Targets
-from fusedadam.rules.rule import OWN_FLAGS, Options, Rule
+from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, Rule
 from fusedadam.tensors.shards import local
 from fusedadam.tensors.transfer import capturing
 
@@ -35,7 +35,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     options: ClassVar[dict[str, Check]] = OPTIONS
     derived: ClassVar[dict[str, Derive]] = DERIVED  # flags and hyper-parameters that follow from options
     fixed: ClassVar[Mapping[str, bool]] = {}  # flags with the same value in every group
-    also_called: ClassVar[Mapping[str, str]] = {}  # our names of states for others', whose state dicts are loaded
+    also_called: ClassVar[Mapping[str, str]] = {}  # another optimizer's name of a state -> ours, for its state dicts
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _stepper: Stepper
     _no_steps: str | None = None  # why stepping is refused at the moment
@@ -189,7 +189,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _params(self) -> list[Tensor]:
         return self._targets().params
 
-    def _options(self) -> tuple[list[Flags], list[Options]]:
+    def _options(self) -> tuple[list[Flags], list[HyperParameters]]:
         """The flags and the hyper-parameters of each group, checked."""
         return self._stepper.read(self.param_groups)
 

@@ -5,9 +5,14 @@
         states = {"exp_avg": State()}
         options = OPTIONS | {"betas": checks.betas}
 
-``options`` maps the name of each option to its check, which runs when the optimizer is made and whenever the option
-changes. A flag or hyper-parameter of the rule is the option of the same name, unless ``derived`` computes it from the
-group, or ``fixed`` gives it the same value in every group.
+        def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, state_dtype=None, backend=None):
+            super().__init__(params, lr=lr, betas=betas, ...)
+
+CONTRIBUTING.md has all of it. The signature of ``__init__`` gives the defaults. ``options`` maps the name of each
+option to its check, which runs when the optimizer is made and whenever the option changes. A flag or hyper-parameter
+of the rule is the option of the same name, unless ``derived`` computes it from the group, or ``fixed`` gives it the
+same value in every group. ``DERIVED`` splits ``betas`` and turns ``max_grad_norm`` into the flag ``clipped``; a class
+with more to derive declares ``derived = DERIVED | {...}``.
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ class State:
     """A tensor that an optimizer keeps for each parameter.
 
     ``initial``: zeros, or a copy of the parameter. ``signed``: False for values that are never negative, such as second
-    moments, so that a storage format can do without the sign. ``by``: what it has a value for. ``dtype_option``: the
-    option that names its dtype; None there means the parameter's own.
+    moments; for storage formats without a sign, which do not exist yet. ``by``: it has a value for each element.
+    ``dtype_option``: the option that names its dtype; None there means the parameter's own.
     """
 
     initial: Literal["zero", "param"] = "zero"

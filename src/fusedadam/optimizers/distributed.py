@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import STORAGES
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import is_dtensor, sharding_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def is_waited_for(param: Tensor, special: SpecializedRule) -> bool:
 
     ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
-    return special.has_sums and param.dtype in STORAGES and sharding_of(param) is not None
+    return special.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:

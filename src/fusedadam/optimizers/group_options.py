@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
-from fusedadam.rules.rule import Options
+from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """What was read from a group."""
 
     flags: Flags
-    options: Options
+    options: HyperParameters
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
@@ -44,7 +44,7 @@ class GroupOptions:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
 
-    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[Options]]:
+    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[HyperParameters]]:
         if len(groups) != len(self._readings):
             self._readings = [UNREAD] * len(groups)
         for k, group in enumerate(groups):
@@ -72,11 +72,11 @@ class GroupOptions:
         return Reading(flags, options, now, {**(last.checked if same_keys else {}), **found}, mutable)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
-        self._optimizer.check(readable(group), names)
+        self._optimizer.check(for_check(group), names)
 
 
-def readable(group: Group) -> Group:
-    """The group as it is checked later on: a check neither waits for a device nor objects to a rounding error."""
+def for_check(group: Group) -> Group:
+    """A copy to check: values on a device count as 0, so that nothing waits, and so does a tiny negative lr."""
     now = {**group, **{name: 0.0 for name in MAY_BE_ON_DEVICE if _is_on_device(group.get(name))}}
     return {**now, "lr": _without_rounding_error(now["lr"])} if "lr" in now else now
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.optimizers import conversion
-from fusedadam.optimizers.group_options import readable
+from fusedadam.optimizers.group_options import for_check
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
@@ -80,7 +80,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
     merged = [{**ours, **theirs, "params": ours["params"]} for ours, theirs in zip(groups, saved, strict=True)]
     for ours, theirs, both in zip(groups, saved, merged, strict=True):
         conversion.check_options(theirs, ours, optimizer.fixed, name)
-        optimizer.check(readable(both))
+        optimizer.check(for_check(both))
 
     def states_of(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
         flags = {flag: bool(optimizer.value(dict(group), flag)) for flag in optimizer._flags}

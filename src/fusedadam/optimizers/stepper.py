@@ -21,7 +21,7 @@ from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions
-from fusedadam.rules.rule import OWN_FLAGS, Options, SpecializedRule
+from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, SpecializedRule
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     plan: Plan
     params: list[Tensor]
     tensors: Tensors
-    options: list[Options]
+    hyper_parameters: list[HyperParameters]
     amp: Amp
 
 
@@ -74,8 +74,8 @@ class Stepper:
     def prepare(self, targets: Targets, amp: Amp) -> Prepared:
         """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
         params = targets.params
-        flags, options = self.read(targets.groups)
-        on_device = self._counts_on_device(targets.groups, options, amp)
+        flags, hyper_parameters = self.read(targets.groups)
+        on_device = self._counts_on_device(targets.groups, hyper_parameters, amp)
         # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
         plan, self.plan = self.plan, None
         chosen = (group.get("backend") for group in targets.groups)
@@ -94,7 +94,7 @@ class Stepper:
                 plan.place()
             if answer != CHANGED and plan.snapshot.is_of_expected:
                 self._keep(plan, captured)
-                return Prepared(plan, params, tensors, options, amp)
+                return Prepared(plan, params, tensors, hyper_parameters, amp)
             plan = None
         raise RuntimeError(
             "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
@@ -103,15 +103,15 @@ class Stepper:
 
     def run(self, prepared: Prepared) -> None:
         """Takes the step, unless a GradScaler has found an infinity. Where only the device knows, the kernels ask."""
-        plan, params, tensors, options, amp = prepared
+        plan, params, tensors, hyper_parameters, amp = prepared
         if amp.found_inf is not None:
             found_inf = distributed.found_anywhere(amp.found_inf, plan.meshes)
             if plan.is_hosted and found_inf.item() != 0:
                 return
             amp = amp._replace(found_inf=found_inf)
-        plan.run(params, tensors, self._step_counts, options, amp)
+        plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
 
-    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[Options]]:
+    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[HyperParameters]]:
         """The flags and hyper-parameters of each group, checked if they have changed."""
         return self._group_options.read(groups)
 
@@ -128,7 +128,7 @@ class Stepper:
         return any(special.shared for special in self._specials(groups))
 
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
-        """Refuses sums over parts of a model that would pass for sums over all of it."""
+        """Raises if this process sees only a part of what the rule sums over."""
         if distributed.are_flat(params) and self.has_sums(groups):
             raise ValueError(
                 f"{self._optimizer.__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
@@ -143,17 +143,21 @@ class Stepper:
             )
 
     def _specials(self, groups: Sequence[Group]) -> list[SpecializedRule]:
-        """The rule as each group uses it for matrices, where it sums if it sums anywhere."""
+        """The rule as each group uses it for a matrix, the case with the most sums."""
         names, of_matrices = self._optimizer._flags, dict.fromkeys(OWN_FLAGS, True)
         flags, _ = self.read(groups)
-        return [self._optimizer.rule.special({**dict(zip(names, own, strict=True)), **of_matrices}) for own in flags]
+        return [
+            self._optimizer.rule.special({**dict(zip(names, chosen, strict=True)), **of_matrices}) for chosen in flags
+        ]
 
-    def _counts_on_device(self, groups: Sequence[Group], options: list[Options], amp: Amp) -> bool:
+    def _counts_on_device(self, groups: Sequence[Group], hyper_parameters: list[HyperParameters], amp: Amp) -> bool:
         """Whether the host does not know, or may not ask, which step this is or what a scalar is."""
         return (
             self._step_counts.on_device
             or any(group.get("capturable") for group in groups)
-            or any(isinstance(t, Tensor) and t.device.type != "cpu" for own in (*options, amp) for t in own)
+            or any(
+                isinstance(t, Tensor) and t.device.type != "cpu" for values in (*hyper_parameters, amp) for t in values
+            )
         )
 
     def _keep(self, plan: Plan, captured: bool) -> None:
@@ -168,18 +172,18 @@ class Stepper:
     def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool) -> Plan:
         params, rule = targets.params, self._optimizer.rule
         self.check_sums(targets.groups, params)
-        participants, position = [], 0
-        for k, (group, own) in enumerate(zip(targets.groups, targets.params_by_group, strict=True)):
+        participants, index = [], 0
+        for k, (group, group_params) in enumerate(zip(targets.groups, targets.params_by_group, strict=True)):
             chosen = dict(zip(self._optimizer._flags, flags[k], strict=True))
-            for param in own:
+            for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
                     special = rule.special(chosen, param)
                     if grad is not None or distributed.is_waited_for(param, special):
                         backend = backends.choose(param.device, group.get("backend"))
                         new_state = functools.partial(self._new_state, param, group)
-                        participants.append(Participant(param, grad, position, k, special, backend, new_state))
-                position += 1
+                        participants.append(Participant(param, grad, index, k, special, backend, new_state))
+                index += 1
         return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
 
     def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:

@@ -1,5 +1,8 @@
 """A rule: the mathematics of one optimizer, written once and compiled by every backend.
 
+    def sgd_scalars(step, lr, keep):
+        return {"lr": lr, "keep": keep}
+
     @rule(scalars=sgd_scalars)
     def sgd(param: Value, grad: Value, momentum: Value, *, lr: Scalar, keep: Scalar, nesterov: Flag) -> Values:
         momentum = keep * momentum + grad
@@ -12,20 +15,24 @@
 
 The contract for authors:
 
-- The signature gives the kind of each argument. ``Value``: a role, which stands for one element and for the whole
-  array; ``param`` and ``grad`` come first, then the states under their names in ``optimizer.state``. ``Scalar``: one
-  number for each parameter and step. ``Flag``: a choice made when the kernel is compiled.
-- The body assigns expressions of ``+ - * /``, comparisons, numbers, the ops of ``fusedadam.rules.ops`` and calls of
-  helper functions that follow the same rules. ``if`` is for flags only; an elementwise choice is ``where``. The last
-  statement returns the roles to be stored, by name. ``grad`` is never stored.
+- The signature gives the kind of each argument. ``Value``: a role, one of the tensors of a parameter: ``param`` and
+  ``grad`` first, then the states under their names in ``optimizer.state``. The code reads as for one element; inside a
+  sum a role stands for all of them. ``Scalar``: one number for each parameter and step. ``Flag``: a choice made when
+  the kernel is compiled.
+- The body assigns expressions of ``+ - * /``, comparisons (joined by ``&`` and ``|``), numbers, constants of the
+  module, the ops of ``fusedadam.rules.ops`` and calls, by position, of helper functions that follow the same rules.
+  ``if`` and ``a if flag else b`` ask flags, joined by ``not``, ``and``, ``or``; an elementwise choice is ``where``.
+  There is no ``+=``. The last statement returns the roles to be stored, by name. ``grad`` is never stored.
 - A role that the code does not use under the given flags does not exist then: it takes no memory and no traffic.
-- ``scalars`` computes the scalars by name, in float64, from ``step`` and the hyper-parameters. Everything that is the
-  same for all elements of a parameter belongs there. It uses ``+ - *``, comparisons, ``beta ** step`` and ops
-  (``divide`` for ``/``, ``where`` for ``if``), because a step count on a device is a tensor: see ``tracing.py``. The
-  scalars ``row_length`` and ``numel`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
+- ``scalars`` computes every scalar of the signature by name, in float64, from ``step`` and the hyper-parameters.
+  Everything that is the same for all elements of a parameter belongs there. It uses ``+ - *``, comparisons,
+  ``beta ** step`` and ops (``divide`` for ``/``, ``where`` for ``if``), because a step count on a device is a tensor.
+  Plain ``/`` is accepted where it rounds the same everywhere, as in ``1 / x``: see ``tracing.py``. The scalars
+  ``row_length`` and ``numel`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
   ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64.
-- ``reports`` names values by tensor that can be read after a step.
+- ``reports`` names variables of the rule that have one value for each tensor. ``FusedOptimizer._report(name)`` reads
+  them after a step; a variable that the flags leave out has no report.
 
 Code that breaks the contract is refused when the rule is defined, with the line and what to write instead.
 """
@@ -60,7 +67,7 @@ OWN_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "numel": lambda param: param.numel(),
 }
 OWN_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
-Options: TypeAlias = tuple[Any, ...]  # the hyper-parameters of a group, in the order of the rule's scalars
+HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
 
 
 @dataclass(frozen=True)

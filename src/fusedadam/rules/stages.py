@@ -1,4 +1,4 @@
-"""A rule that sums, divided into stages: measure, decide, apply.
+"""The code of a rule in stages: one if it does not sum, else several, which measure, decide and apply.
 
 ``placement.py`` says at which position each value is known; a stage computes the values of one position. Values by row
 and tensor are computed once, in float64, and kept. Values by element are not kept, unless they are roles: a later

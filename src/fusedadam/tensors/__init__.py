@@ -1,6 +1,6 @@
 """What a tensor is to a kernel: its layout, how its values are stored, how it reaches a device, which shard is here.
 
-Every other room deals in tensors, so this one comes first and knows none of them. A new storage format goes here.
+Every other room deals in tensors, so this one knows none of them. A new storage format goes into formats.py.
 
 layout.py      which strides kernels can walk, and copies for the others
 formats.py     storage formats: how values are kept in memory, and what they are computed in

@@ -1,36 +1,43 @@
 """Storage formats: how the values of a role are kept in memory, and the dtype that a rule computes in.
 
 A rule never sees a format. A kernel decodes a role to float32, runs the rule and encodes the result; a rule that
-computes in float64 widens what was decoded, and rounds once on the way back. So every optimizer gets every format.
+computes in float64 widens what was decoded, and rounds once on the way back. So a codec serves every optimizer.
 
 A ``Format`` is data: the arrays that hold a value, and a codec, which is two plain functions.
 
     decode(word, ...) -> float      one word for each array
     encode(float) -> word, ...
 
-Words are signed 32-bit integers: an array's own are extended when they are loaded, and cut off when they are stored.
+Words are signed 32-bit integers. An array's own are sign-extended when they are loaded, and every word that encode
+returns must fit its array in this way, so that it comes back as it was.
 A codec is straight-line code of ``+ - * & | ^ << >>`` on words (which wrap; ``>>`` keeps the sign), comparisons,
 integer constants, helper functions and the ops below. backends/codecs.py lowers it to Numba and Triton as rules are
 lowered; the eager backend calls it as it stands. It has integer arithmetic only, so all backends produce the same
 bits. Formats that the hardware converts have no codec.
 
+To add a format that is one plain tensor, add it to ``FORMATS``. For formats of several arrays the kernels are ready,
+and the table has a row for each array. Not there yet: an option that chooses one; the creation, snapshot and state
+dicts of the extra arrays; ``Member.formats`` for roles whose dtype does not tell. A role that cannot be read back
+before the last stage is deferred: ``rule.special(deferred=...)``, rules/stages.py.
+
 The low-memory formats that come next would be written like this:
 
-bf16_16           Arrays: bfloat16, and int16 (``_low``). decode: ``float_of_bits((high << 16) + low)``, with low taken
-                  as 0 where that would make a NaN of a zero or an infinity. encode: ``(bits + 0x8000) >> 16, bits``.
+bf16_16           Arrays: bfloat16, and int16 (``_low``). decode: ``float_of_bits((high << 16) + low)``, without low if
+                  high alone is a zero or an infinity and the two together are a NaN: then somebody else has written
+                  high, ``param.zero_()`` say. encode: ``(bits + 0x8000) >> 16, (bits << 16) >> 16``; 0x7FC0, 0 for NaN.
 bf16_8            The same with int8 and ``low << 8``; encode takes noise.
 bf16_stochastic   ``decode_bf16``; encode: ``(bits + (noise & 0xFFFF)) >> 16``, and ``where`` for infinity and NaN.
 slice8            Arrays: uint8 by element (``_codes``) and uint8 by block (``_exponents``). ``decode(code, exponent)``
                   adds and shifts; encode needs the exponent of the whole block.
 
 Noise is one more argument, ``encode(x, noise)``: a word that a hash, itself a codec function, makes of the element's
-global index and the step's key. It enters where memory.py of a backend encodes, which knows the index ``_i``; the
+global index and the step's key. It enters where load_store.py of a backend encodes, which knows the index ``_i``; the
 tensor's first index and the key, an integer, become two rows of the table.
 
 An array by block has one word for several elements, and is loaded at ``_i // 32``. Its encode comes in two parts, with
 the largest word of the block taken in between: ``measure(x, noise) -> word``, then ``encode(word, largest)``. The
-reduction enters in memory.py as well: over 32 neighbors of the innermost loop (Numba), by a reshape to (..., 32) and
-``tl.max`` (Triton), by ``view(-1, 32).amax`` (eager).
+reduction enters in load_store.py as well: over 32 neighbors of the innermost loop (Numba), by a reshape to (..., 32)
+and ``tl.max`` (Triton), by ``view(-1, 32).amax`` (eager).
 """
 
 from __future__ import annotations
@@ -77,7 +84,7 @@ class Array:
 
     dtype: torch.dtype
     suffix: str = ""
-    by: str = "element"  # or "block": one word for several elements
+    by: str = "element"  # "block", one word for several elements, is not supported yet
 
     @property
     def word(self) -> str:
@@ -145,7 +152,8 @@ FORMATS: dict[str, Format] = {
         Format("f64", (Array(torch.float64),)),
     )
 }
-STORAGES: dict[torch.dtype, str] = {own.arrays[0].dtype: own.name for own in FORMATS.values()}  # a tensor's format
+# The format of a role that is one plain tensor. A format of several arrays has no dtype of its own.
+FORMAT_OF_DTYPE: dict[torch.dtype, str] = {f.arrays[0].dtype: f.name for f in FORMATS.values() if len(f.arrays) == 1}
 
 
 def compute_dtype(param: torch.dtype) -> torch.dtype:

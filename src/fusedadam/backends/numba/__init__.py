@@ -1,7 +1,7 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
 kernel.py      the source of a stage's kernel
-memory.py      the source that loads and stores a role in its format
+load_store.py      the source that loads and stores a role in its format
 sums.py        the source of the kernels that finish sums
 ops.py         the ops, for Numba
 threading.py   the threads they run on
@@ -25,6 +25,7 @@ from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 
+NEEDS_TENSORS = False
 CHUNK = 32768
 THREADS_FROM = 65536  # elements: for fewer, waking a thread takes longer than the work
 BATCHES = 16  # that each thread takes its chunks in, if all threads are equally fast
@@ -53,7 +54,7 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
     unfinished = [one for one in stage.sums if not table.is_whole(one)]
     if not unfinished:
         return visit, None
-    text = sums.combine(unfinished, table.at, table.storage_of(stage))
+    text = sums.combine(unfinished, table.at, table.formats_of(stage))
     arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
     return visit, _call(_compile(f"sums_{table.special.rule.name}", text), arguments, table.words)
 
@@ -74,7 +75,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     plain = _ready(_compile_stage(table, stage, scaled=False), arguments)
     scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), arguments))
     if "grad" in stage.reads:
-        table.before_scaling.append(scaled)
+        table.compile_scaled.append(scaled)
 
     def run(_alive: object = arrays) -> None:
         ready = plain
@@ -124,7 +125,7 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
-    text = kernel.source(table.special.title, stage, table.at, table.storage_of(stage), table.compute_of(stage), scaled)
+    text = kernel.source(table.special.title, stage, table.at, table.formats_of(stage), table.compute_of(stage), scaled)
     return _compile(table.special.rule.name, text)
 
 

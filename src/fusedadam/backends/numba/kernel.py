@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusedadam.backends.numba.memory import Memory
+from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import LANES, SEGMENT
@@ -43,11 +43,11 @@ def source(
     """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: gradients are divided by grad_scale."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
-    return "\n".join([title, *_Writer(stage, at, Memory(stage, storage, compute), scaled).lines(), ""])
+    return "\n".join([title, *_Writer(stage, at, LoadStore(stage, storage, compute), scaled).lines(), ""])
 
 
 class _Writer:
-    def __init__(self, stage: Stage, at: Mapping[str, int], memory: Memory, scaled: bool) -> None:
+    def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
         self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
 
     def lines(self) -> list[str]:

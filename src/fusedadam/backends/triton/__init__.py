@@ -1,7 +1,7 @@
 """The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch a stage for all tensors.
 
 kernel.py   the source of a stage's kernel
-memory.py   the source that loads and stores a role in its format
+load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
 ops.py      the ops, for Triton
 
@@ -49,6 +49,7 @@ class RowTile(NamedTuple):
 
 # The best of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square
 # root are correctly rounded), and are faster with fewer elements per thread.
+NEEDS_TENSORS = False
 WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
@@ -85,7 +86,7 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
     if not stage.in_segments:
-        tile = NARROW if set(table.storage.values()) <= {"f16", "bf16"} and stage.space == "element" else WIDE
+        tile = NARROW if set(table.formats.values()) <= {"f16", "bf16"} and stage.space == "element" else WIDE
         tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
         return [_launch(table, stage, tensor, first, len(tensor), (tile.chunk, tile.block), tile.warps)]
     launches = []
@@ -118,7 +119,7 @@ def _launch(
         return (*common, scale, inf, *shape)
 
     def compiled(scaled: bool) -> Any:
-        storage, compute = table.storage_of(stage), table.compute_of(stage)
+        storage, compute = table.formats_of(stage), table.compute_of(stage)
         text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
         return _compile(table.special.rule.name, text)
 
@@ -128,7 +129,7 @@ def _launch(
     def scaled() -> Callable[..., None]:
         return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)
 
-    table.before_scaling.append(scaled)
+    table.compile_scaled.append(scaled)
 
     def run() -> None:
         if table.grad_scale is None and table.found_inf is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusedadam.backends.triton.memory import TYPES, Memory
+from fusedadam.backends.triton.load_store import TYPES, LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
@@ -25,12 +25,12 @@ def source(
     """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
-    memory = Memory(stage, storage, compute, interpreted)
+    memory = LoadStore(stage, storage, compute, interpreted)
     return "\n".join([title, *_Writer(stage, at, memory, scaled and stage.space == "element").lines(), ""])
 
 
 class _Writer:
-    def __init__(self, stage: Stage, at: Mapping[str, int], memory: Memory, scaled: bool) -> None:
+    def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
         self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
         self.compute = TYPES[memory.compute]
         self.parts = [f"_part_{one.name}" for one in stage.sums]

@@ -14,7 +14,7 @@ import fusedadam
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
 from fusedadam.schedules import SCHEDULES
-from fusedadam.tensors.formats import STORAGES, names
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 MIXES = ((F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F32, BF16))  # parameters, states
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def mix(self) -> str:
-        return STORAGES[self.param] + ("" if self.state == self.param else f"/{STORAGES[self.state]}")
+        return FORMAT_OF_DTYPE[self.param] + ("" if self.state == self.param else f"/{FORMAT_OF_DTYPE[self.state]}")
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from fusedadam.tensors.formats import FORMATS, Format
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
 
 
-class Memory:
+class LoadStore:
     """The formats of everything that a stage reads, writes or rounds as if it were stored."""
 
     def __init__(self, stage: Stage, storage: Mapping[str, str], compute: str, interpreted: bool) -> None:

@@ -9,7 +9,7 @@ from fusedadam.rules.stages import Stage
 from fusedadam.tensors.formats import FORMATS, Format
 
 
-class Memory:
+class LoadStore:
     """The formats of everything that a stage reads, writes or rounds as if it were stored."""
 
     def __init__(self, stage: Stage, storage: Mapping[str, str], compute: str) -> None:
