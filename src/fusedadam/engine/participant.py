@@ -62,10 +62,9 @@ class Participant:
 
 
 def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, StateDict]) -> None:
-    """Checks parameters, gradients and step counts, and makes the states that are missing. ``known``: the states of all
-    parameters, which this does not change."""
+    """Checks parameters and gradients, and makes the states that are missing. ``known``: the states of all parameters,
+    which this does not change."""
     _check(participants)
-    _check_step_counts(known)
     for p in participants:
         before = known.get(p.param, {})
         p.fresh = {} if p.is_absent else _fresh_states(p, before)
@@ -85,7 +84,7 @@ def _check(participants: Sequence[Participant]) -> None:
             checks.both_divided("grad", p.grad, p.param)
 
 
-def _check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
+def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
     for state in known.values():
         checks.one_number("state 'step'", state.get("step", 0.0))
         if state and "step" not in state:

@@ -20,7 +20,7 @@ from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
-from fusedadam.engine.participant import Participant, StateDict, prepare_states
+from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
@@ -59,6 +59,7 @@ class Plan:
         for member in members:
             checks.alike(member.roles)
         checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
+        check_step_counts(known)
         prepare_loop()
         self.launches = Launches(members)
         counts = self._prepare_scalars(rule, participants, known, steps, on_device)
