@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
+from fusedadam import functional
 from fusedadam.backends.numba import kernel
 from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.backends.numba.threading import run_in_pool
@@ -67,3 +69,11 @@ def test_an_interrupted_step_waits_for_its_threads():
     with pytest.raises(KeyboardInterrupt):
         run_in_pool(work, 2)
     assert finished.is_set()
+
+
+def test_the_source_of_a_kernel_is_written_once(monkeypatch):
+    """Functions of fusedadam.functional prepare a launch in every call, and would spend a fifth of it on the text."""
+    tensors = [torch.ones(8) for _ in range(4)]
+    functional.adamw_(*tensors, step=1, lr=0.1)
+    monkeypatch.setattr("fusedadam.backends.numba.kernel.source", lambda *_: pytest.fail("written again"))
+    functional.adamw_(*tensors, step=2, lr=0.1)

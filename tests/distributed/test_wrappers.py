@@ -125,6 +125,28 @@ def test_zero_refuses_norms_that_are_asked_for_later(two):
     two.run(refuse_zero_later)
 
 
+def refuse_zero_of_added_group() -> None:
+    """ZeRO takes a group in before its local optimizer sees it: refusing it there would leave the two different."""
+    net = model()
+    zero = zero_of("AdamW", net)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    zero.step()
+    added = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]  # one for each process
+    for p in added:
+        p.grad = torch.ones_like(p)
+    zero.add_param_group({"params": added, "max_grad_norm": 1.0})
+    assert len(zero.param_groups) == len(zero.optim.param_groups) == 2
+    with pytest.raises(ValueError, match="ZeroRedundancyOptimizer gives each process"):
+        zero.step()
+    zero.param_groups[1]["max_grad_norm"] = None
+    zero.step()
+
+
+def test_zero_refuses_norms_of_a_group_that_is_added_later(two):
+    two.run(refuse_zero_of_added_group)
+
+
 def fsdp1(original: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a GPU would be faster

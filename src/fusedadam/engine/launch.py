@@ -26,6 +26,8 @@ class Amp(NamedTuple):
     found_inf: Tensor | None = None
 
     def on(self, device: torch.device) -> Amp:
+        if self.grad_scale is None and self.found_inf is None:  # in most steps
+            return self
         wait = device.type == "cpu"  # where it is read at once
         return Amp(*(None if t is None else t.to(device, torch.float32, non_blocking=not wait) for t in self))
 

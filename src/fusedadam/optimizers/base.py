@@ -106,7 +106,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = self.param_groups[-1]["params"]
         if len(set(map(id, params))) < len(params):
             raise ValueError("params has a parameter twice in one group; list each of them once")
-        self._stepper.check_sums(self.param_groups, params)
+        # not yet whether ZeRO allows sums: it has taken the group in already, so that only a step can refuse it
+        self._stepper.check_flat_sums(self.param_groups, params)
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
                 checks.written("param", param)

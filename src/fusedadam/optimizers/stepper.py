@@ -129,17 +129,21 @@ class Stepper:
 
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if this process sees only a part of what the rule sums over."""
-        if distributed.are_flat(params) and self.has_sums(groups):
-            raise ValueError(
-                f"{self._optimizer.__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
-                "flattened and sharded; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or "
-                "use an optimizer, and options, without norms and projections"
-            )
+        self.check_flat_sums(groups, params)
         if self._is_partial and self.has_shared_sums(groups):
             raise ValueError(
                 "ZeroRedundancyOptimizer gives each process some of the parameters, so a norm over several of them is "
                 "not the model's; leave max_grad_norm out (BertAdam: use clip='parameter'), and clip with "
                 "fusedadam.clip_grad_norm_ before step()"
+            )
+
+    def check_flat_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
+        """Raises if the rule sums over parameters that FSDP1 has flattened."""
+        if distributed.are_flat(params) and self.has_sums(groups):
+            raise ValueError(
+                f"{self._optimizer.__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
+                "flattened and sharded; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or "
+                "use an optimizer, and options, without norms and projections"
             )
 
     def _specials(self, groups: Sequence[Group]) -> list[SpecializedRule]:

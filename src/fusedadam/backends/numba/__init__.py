@@ -125,8 +125,16 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
-    text = kernel.source(table.special.title, stage, table.at, table.formats_of(stage), table.compute_of(stage), scaled)
+    # everything that the text depends on: functional.py gets here in every call
+    key = (table.special, stage.position, *table.formats.values(), table.compute, *table.at, scaled)
+    text = _texts.get(key)
+    if text is None:
+        formats, compute = table.formats_of(stage), table.compute_of(stage)
+        text = _texts[key] = kernel.source(table.special.title, stage, table.at, formats, compute, scaled)
     return _compile(table.special.rule.name, text)
+
+
+_texts: dict[tuple[Any, ...], str] = {}  # of kernels
 
 
 @functools.cache
