@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from fusedadam import AdamP
 from fusedadam import __main__ as command_line
 from fusedadam.cli import charts, demo
 from fusedadam.cli.demo.training import ADAMP_PEER, Result
@@ -46,13 +44,12 @@ def test_demo_trains_every_optimizer_like_its_peer(run: dict[str, Any]) -> None:
     for ours, theirs in PEERS.items():
         assert losses[ours] == pytest.approx(losses[theirs], abs=1e-2)
     assert max(losses.values()) < 5.2, "three steps should get below log(256) = 5.55, the loss of knowing nothing"
-    assert "projected the updates of 20 matrices" in run["said"]
     assert "\x1b" not in run["said"], "plain where there is no terminal"
 
 
 def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
     data = run["json"]
-    assert (data["version"], data["steps"], data["seed"], data["estimate"]) == (1, 3, 0, None)
+    assert (data["version"], data["steps"], data["seed"]) == (2, 3, 0)
     told = validation_losses(run["said"])
     for result in data["results"]:
         assert result["loss"] == pytest.approx(told[result["name"]], abs=1e-4)
@@ -96,8 +93,6 @@ def test_an_unknown_command_is_refused() -> None:
         ("--steps", "many"),
         ("--device", "toaster"),
         ("--nonsense",),
-        ("--params", "0", "--steps-per-second", "1"),
-        ("--params", "1e9"),
         ("--output", "no such folder/demo.png"),
         ("--output", "/proc/demo.png"),
         ("--output", "demo.jpg"),
@@ -157,13 +152,3 @@ def test_speeds_are_not_compared_on_a_busy_machine_or_after_few_steps() -> None:
     assert demo.speed_doubt([steady, steady], measured=100) is None
     assert "other programs" in (demo.speed_doubt([steady, unsteady], measured=100) or "")
     assert "only 1 of the steps" in (demo.speed_doubt([steady, steady], measured=1) or "")
-
-
-def test_what_is_said_about_projections_is_what_the_last_step_did() -> None:
-    across, along, vector = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3))
-    vector.data = vector.data[0]
-    across.grad, along.grad, vector.grad = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.ones(2, 2), torch.ones(2)
-    optimizer = AdamP([across, along, vector])
-    optimizer.step()
-    said = demo.projections_sentence(optimizer)
-    assert "2 matrices: 1 by channel, 0 as a whole, 1 not at all" in said

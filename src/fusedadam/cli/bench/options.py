@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--optimizers", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     add("--peers", nargs="+", metavar="NAME",
-        help="names that --list shows, all, or none (default: those that are installed and quickly ready)")  # fmt: skip
+        help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
     add("--add-peer", action="append", default=[], metavar="OPTIMIZER=MODULE:NAME",
         help="an optimizer of your own, called as NAME(params, lr=..., ...)")  # fmt: skip
     add("--shapes", nargs="+", choices=list(shapes.by_name("cpu")), metavar="SET",
@@ -59,11 +59,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--output", type=Path, default=Path("fusedadam-bench"), metavar="FOLDER",
         help="for bench.json, bench.html and bench.png (default: fusedadam-bench)")  # fmt: skip
     parser.add_json()
-    add("--list", action="store_true", help="show optimizers, peers and sets, and measure nothing")
     options = parser.parse_args(arguments)
     options.device = str(options.device or frame.default_device())
-    if not options.list:
-        _complete(parser, options)
+    _complete(parser, options)
     return options
 
 

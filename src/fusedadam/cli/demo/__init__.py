@@ -2,7 +2,6 @@
 
 transformer.py   the model and its text
 training.py      the optimizers, each training its own copy of the model
-estimate.py      what a user's own run would save
 picture.py       losses and times as a PNG
 """
 
@@ -10,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
-from fusedadam.cli.demo.estimate import estimated
 from fusedadam.cli.demo.training import OPTIMIZERS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 from fusedadam.cli.peers import adamp_package
@@ -73,16 +69,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     pairs = list(zip(results[1::2], results[::2], strict=True))
     doubt = speed_doubt(results, done - unmeasured(done))
     report(pairs, done, doubt)
-    for training in trainings:
-        if isinstance(training.optimizer, fusedadam.AdamP):
-            print(projections_sentence(training.optimizer))
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {device_name(device)}"
     draw(pairs, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
-    saved = None if options.params is None else estimated(options.params, options.steps_per_second, device)
     seconds = time.perf_counter() - began
     print(f"The demo took {seconds:.0f} seconds.")
     return {
-        "version": 1,
+        "version": 2,
         "device": str(device),
         "name": device_name(device),
         "torch": torch.__version__,
@@ -92,7 +84,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "results": [dataclasses.asdict(result) for result in results],
         "speed_doubt": doubt,
-        "estimate": saved and [dataclasses.asdict(s) | {"seconds_a_day": s.seconds_a_day} for s in saved],
         "seconds": seconds,
     }
 
@@ -143,14 +134,8 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
 
 def speed_sentence(pairs: Pairs) -> str:
     said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
-    return f"The optimizer step, against its peer's: {', '.join(said)}."
-
-
-def projections_sentence(optimizer: fusedadam.AdamP) -> str:
-    """AdamP projects updates where a weight's length does not matter."""
-    ways = Counter(way for param, way in optimizer.projections().items() if param.ndim > 1)
-    said = f"{ways['channel']} by channel, {ways['layer']} as a whole, {ways['none']} not at all"
-    return f"AdamP's last step projected the updates of {ways.total()} matrices: {said}."
+    saved = [f"{ours.saved_percent(theirs):.1f} %" for ours, theirs in pairs]
+    return f"The optimizer step, against its peer's: {', '.join(said)}.\nThat saves {', '.join(saved)} of the training."
 
 
 def _compare(ratio: float) -> str:
@@ -171,9 +156,8 @@ def _describe(device: torch.device) -> str:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "demo",
-        "Trains a small transformer with these optimizers and with their peers, side by side. With --params and "
-        "--steps-per-second it also estimates what a training run of your own would save.",
-        {"": "about a minute", "--params 1.3e9 --steps-per-second 2": "what would it save me?"},
+        "Trains a small transformer with these optimizers and with their peers, side by side.",
+        {"": "about a minute", "--steps 1000 --output gain.png": "longer, for a clearer picture"},
     )
     parser.add_argument("--steps", type=frame.whole(2, " (the first step only warms up)"),
                         help=f"default: {STEPS}, or as many as fit into {SECONDS} seconds")  # fmt: skip
@@ -182,11 +166,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=_picture, default="fusedadam-demo.png", metavar="FILE",
                         help="for the picture (default: fusedadam-demo.png)")  # fmt: skip
     parser.add_json()
-    parser.add_argument("--params", type=_positive, metavar="N", help="parameters of your model, on each device")
-    parser.add_argument("--steps-per-second", type=_positive, metavar="N", help="training steps that you make now")
     options = parser.parse_args(arguments)
-    if (options.params is None) != (options.steps_per_second is None):
-        parser.error("--params and --steps-per-second must be given together: a saving is a part of your training step")
     options.device = options.device or frame.default_device()
     return options
 
@@ -205,13 +185,3 @@ def _picture(text: str) -> Path:
     if not existed:
         path.unlink()
     return path
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, as 1.3e9")
-    return value
