@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,6 @@ FINE = Facts(
     complaints=[],
     threads=Threads(torch=8, cores=8, quota=None, team=True),
     caches=[Cache("fusedadam", "/home/me/.cache/fusedadam", 3, 1000, free=1 << 40)],
-    compiler="/usr/bin/gcc",
     headers=True,
     numba_settings={"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "DISABLE_JIT": 0},
 )
@@ -62,19 +60,11 @@ SERIOUS = {
 }
 NOTES = {
     "one thread": ({"threads": Threads(1, 4, None, True)}, "use one thread", "OMP_NUM_THREADS=4"),
-    "a pool": ({"threads": Threads(4, 4, None, False)}, "a pool", "Nothing need be done"),
     "hidden GPUs": ({"gpus": 1, "environment": {"CUDA_VISIBLE_DEVICES": ""}}, "hides an NVIDIA GPU", "Unset"),
     "torch without CUDA": ({"gpus": 4}, "4 NVIDIA GPUs, but this torch was built without CUDA", "Install a torch"),
     "an old GPU": ({**ON_GPU, "devices": [CPU, replace(GPU, capability=(7, 5))]}, "capability 7.5", "verify"),
-    "the interpreter": ({"environment": {"TRITON_INTERPRET": "1"}}, "TRITON_INTERPRET=1", "Unset"),
-    "threads of Numba": ({"environment": {"NUMBA_NUM_THREADS": "4"}}, "no effect", "OMP_NUM_THREADS"),
     "misspelt": ({"environment": {"FUSEDADAM_CACHE": "x"}}, "nothing reads it", "FUSEDADAM_CACHE_DIR"),
-    "another's cache": ({"environment": {"NUMBA_CACHE_DIR": "/tmp"}}, "no effect", "FUSEDADAM_CACHE_DIR"),
-    "damaged code": ({"caches": cached(damaged=2)}, "2 files of compiled code", "compiled anew"),
-    "a temporary folder": (
-        {"caches": cached(folder=f"{tempfile.gettempdir()}/fusedadam-0")}, "after a restart", "FUSEDADAM_CACHE_DIR"
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*SERIOUS, *NOTES])

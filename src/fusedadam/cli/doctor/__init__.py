@@ -75,5 +75,5 @@ def _threads(threads: Threads) -> str:
 def _cache(cache: Cache) -> str:
     if cache.folder is None:
         return f"{cache.whose}'s compiled code: nowhere ({cache.error})"
-    more = "" if cache.counted else "at least "
-    return f"{cache.whose}'s compiled code: {cache.folder}, {more}{cache.files:,} kernels, {readable(cache.bytes)}"
+    counted = "" if cache.kernels is None else f", {cache.kernels:,} kernels, {readable(cache.bytes)}"
+    return f"{cache.whose}'s compiled code: {cache.folder}{counted}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import math
@@ -12,9 +11,8 @@ import re
 import shutil
 import sys
 import sysconfig
-import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from fusedadam.machine import cores, processor
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
 SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba
-COUNTING_SECONDS = 0.5  # a cache may have very many files
 
 # What our tests and measurements have run on.
 TESTED_PROCESSORS, TESTED_SYSTEM, TESTED_GPUS = ("x86_64", "amd64"), "Linux", ("NVIDIA H200",)
@@ -72,12 +69,10 @@ class Threads:
 class Cache:
     whose: str
     folder: str | None
-    files: int = 0
+    kernels: int | None = None  # not counted in Triton's
     bytes: int = 0
-    counted: bool = True  # False: there are more files than could be counted quickly
     free: int | None = None  # bytes on the disk
     error: str | None = None
-    damaged: int = 0  # counted files whose checksum is wrong
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,6 @@ class Facts:
     complaints: list[str]  # warnings of torch
     threads: Threads
     caches: list[Cache]
-    compiler: str | None
     headers: bool  # Python's C headers
     numba_settings: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -106,7 +100,9 @@ def gather() -> Facts:
         warnings.simplefilter("always")
         torch.cuda.is_available()  # warns if the driver is broken
         devices = [_processor(), *_accelerators()]
-        caches = [_own_cache(), *_other_caches()]
+        caches = [_own_cache()]
+        if _version("triton") is not None:
+            caches.append(_cache("Triton", triton_folder()))
     needed = ["numba", *(["triton"] if any(d.device != "cpu" for d in devices) else [])]
     broken = {name: error for name in needed if (error := _import_error(name)) is not None}
     variables = {n: value for n, value in os.environ.items() if n.startswith(FAMILIES) or n in VARIABLES}
@@ -124,8 +120,7 @@ def gather() -> Facts:
         complaints=[m for m in dict.fromkeys(str(w.message) for w in caught) if not m.startswith("fusedadam")],
         threads=_threads(),
         caches=caches,
-        compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
-        headers=_has_headers(),
+        headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
         numba_settings={} if "numba" in broken else _numba_settings(),
         environment=dict(sorted(variables.items())),
     )
@@ -191,12 +186,9 @@ def _own_cache() -> Cache:
         return Cache("fusedadam", None, error=str(error))
     if folder is None:
         return Cache("fusedadam", None, error="none could be written to; it must be a folder of your own")
-    return _count("fusedadam", folder, suffix=".py", checked=cache_files.SUFFIX)
-
-
-def _other_caches() -> Iterator[Cache]:
-    if _version("triton") is not None:
-        yield _count("Triton", triton_folder(), suffix=".json")
+    return _cache(
+        "fusedadam", folder, [path for path in folder.iterdir() if path.suffix in (".py", cache_files.SUFFIX)]
+    )
 
 
 def triton_folder() -> Path:
@@ -205,36 +197,12 @@ def triton_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
-def _count(whose: str, folder: Path, suffix: str, checked: str | None = None) -> Cache:
-    """``suffix``: of the files to count, one for each kernel; ``checked``: of files with a checksum."""
-    files = size = damaged = 0
-    end = time.perf_counter() + COUNTING_SECONDS
-    for entry in _files(folder):
-        files += entry.name.endswith(suffix) and not entry.name.startswith("__grp__")
-        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that compiles
-            size += entry.stat(follow_symlinks=False).st_size
-        if checked is not None and entry.name.endswith(checked):
-            damaged += cache_files.is_damaged(Path(entry.path))
-        if time.perf_counter() > end:
-            break
-    else:
-        end = math.inf
+def _cache(whose: str, folder: Path, files: Sequence[Path] | None = None) -> Cache:
     existing = next((f for f in (folder, *folder.parents) if f.exists()), folder)
     error = None if os.access(existing, os.W_OK | os.X_OK) else "cannot be written to"
-    free = shutil.disk_usage(existing).free
-    return Cache(whose, str(folder), files, size, end == math.inf, free, error, damaged)
-
-
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _files(Path(entry.path))
-                else:
-                    yield entry
-    except OSError:  # it does not exist, or another process has just cleared it
-        return
+    kernels = None if files is None else sum(path.suffix == ".py" for path in files)
+    size = sum(path.stat().st_size for path in files or ())
+    return Cache(whose, str(folder), kernels, size, shutil.disk_usage(existing).free, error)
 
 
 def _version(package: str) -> str | None:
@@ -271,7 +239,3 @@ def _numba_settings() -> dict[str, int | str]:
     config = getattr(sys.modules.get("numba"), "config", None)
     found = {name: getattr(config, name, None) for name in SETTINGS}
     return {n: int(value) if isinstance(value, int) else str(value) for n, value in found.items() if value is not None}
-
-
-def _has_headers() -> bool:
-    return Path(sysconfig.get_path("include"), "Python.h").exists()

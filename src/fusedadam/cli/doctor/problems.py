@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
@@ -15,8 +13,6 @@ from fusedadam.generated import cache_files
 from fusedadam.optimizers.memory import readable
 
 OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
-# Numba's variables without effect here: kernels are single C functions that torch's threads call.
-WITHOUT_EFFECT = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
 GOOD_SETTINGS = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
 LITTLE_SPACE = 64 << 20
 OLDEST_CAPABILITY = (8, 0)  # that Triton's documentation promises to support
@@ -88,12 +84,6 @@ def _gpus(facts: Facts) -> Iterator[Problem]:
 
 def _triton(facts: Facts) -> Iterator[Problem]:
     if not any(d.backend == "triton" and d.device != "cpu" for d in facts.devices):
-        if facts.environment.get("TRITON_INTERPRET") == "1" and all(d.device == "cpu" for d in facts.devices):
-            yield Problem(
-                "TRITON_INTERPRET=1 is set, but does nothing unless an optimizer is made with backend='triton'.",
-                "Unset it, unless you test Triton's kernels on the CPU.",
-                serious=False,
-            )
         return
     chosen = facts.environment.get("CC")
     if chosen and shutil.which(chosen) is None:
@@ -125,20 +115,6 @@ def _caches(facts: Facts) -> Iterator[Problem]:
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
                 f"Make room; everything in {cache.folder} may be deleted, and will be compiled again.",
             )
-        if cache.damaged:
-            files = "1 file" if cache.damaged == 1 else f"{cache.damaged:,} files"
-            yield Problem(
-                f"{files} of compiled code in {cache.folder} failed the checksum, as after a power loss.",
-                "Nothing need be done: damaged code is never run, but compiled anew when it is needed.",
-                serious=False,
-            )
-    own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
-    if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
-        yield Problem(
-            f"There is no cache folder, so compiled code is kept in {own} and may be gone after a restart.",
-            f"Set {cache_files.VARIABLE} to a folder that stays.",
-            serious=False,
-        )
 
 
 def _threads(facts: Facts) -> Iterator[Problem]:
@@ -156,12 +132,6 @@ def _threads(facts: Facts) -> Iterator[Problem]:
             f"Set OMP_NUM_THREADS={threads.usable}, unless other processes need the cores.",
             serious=False,
         )
-    if not threads.team:
-        yield Problem(
-            "torch's threads cannot be used here (they are not GNU OpenMP's), so kernels run on a pool of our own.",
-            "Nothing need be done; a step right after backward may be slower than with torch's threads.",
-            serious=False,
-        )
 
 
 def _numba(facts: Facts) -> Iterator[Problem]:
@@ -171,19 +141,6 @@ def _numba(facts: Facts) -> Iterator[Problem]:
     for name in (n for n, good in GOOD_SETTINGS.items() if settings.get(n, good) != good):
         variable = "NUMBA_" + name.removesuffix("_DEFAULT")
         yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
-    if "NUMBA_CACHE_DIR" in facts.environment and cache_files.VARIABLE not in facts.environment:
-        yield Problem(
-            "NUMBA_CACHE_DIR is set, but has no effect here: compiled code is kept in our own cache.",
-            f"Set {cache_files.VARIABLE} to choose where.",
-            serious=False,
-        )
-    for name in WITHOUT_EFFECT:
-        if name in facts.environment:
-            yield Problem(
-                f"{name} is set, but has no effect here: kernels run on torch's threads.",
-                "Use OMP_NUM_THREADS or torch.set_num_threads().",
-                serious=False,
-            )
 
 
 def _unknown_variables(facts: Facts) -> Iterator[Problem]:
