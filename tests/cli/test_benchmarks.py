@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # its scripts import each other by name
 
+import cases
 import cycling
 import peers
 import rows
@@ -17,6 +18,7 @@ import speed
 from rows import Faster, OfCopy, OfTheTime, Row, Timed, lines, measure, table
 
 from fusedadam import AdamP
+from fusedadam.cli.harness.shapes import many_small, parameters
 from fusedadam.cli.harness.timing import Pace
 
 SHAPES = [(6, 20), (8, 4, 3, 3), (40,), (1, 12), (12, 1)]
@@ -88,3 +90,15 @@ def test_cycling_betas_change_in_every_step() -> None:
         stepping.step()
         seen.append(stepping.optimizer.param_groups[0]["betas"])
     assert len(set(seen)) == 3
+
+
+def test_sets_have_as_many_tensors_and_parameters_as_they_say() -> None:
+    for shapes, tensors, millions in ((cases.two_matrices(), 2, 33.6), (cases.small_matrices(4096), 1000, 1.0)):
+        assert len(shapes) == tensors
+        assert parameters(shapes) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_small_matrices_are_matrices_of_nearly_the_sizes_of_small_tensors() -> None:
+    for (height, columns), (size,) in zip(cases.small_matrices(4096), many_small(4096), strict=True):
+        assert columns >= 1
+        assert 0 <= size - height * columns < height

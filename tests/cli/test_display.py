@@ -10,10 +10,6 @@ def test_a_plain_table_has_names_on_the_left_and_numbers_on_the_right(capsys):
     assert capsys.readouterr().out == "name       ms\n------  -----\na         1.5\nlonger  10.25\n"
 
 
-def test_a_table_for_a_document():
-    assert display.markdown(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
-
-
 @pytest.mark.parametrize(("total", "lines", "printed"), [(3, 3, [1, 2, 3]), (40, 4, [1, 10, 20, 30, 40])])
 def test_progress_prints_about_as_many_lines_as_asked(total, lines, printed, capsys):
     with display.progress(total, "steps", lines) as progress:
@@ -26,6 +22,6 @@ def test_progress_prints_about_as_many_lines_as_asked(total, lines, printed, cap
 
 
 def test_quiet_progress_prints_nothing(capsys):
-    with display.progress(2, quiet=True) as progress:
+    with display.progress(2, lines=0) as progress:
         progress.done(more=2)
     assert capsys.readouterr().out == ""

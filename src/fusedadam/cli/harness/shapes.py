@@ -51,35 +51,10 @@ def resnet() -> list[Shape]:
     return [*shapes, (1000, channels)]
 
 
-def two_matrices() -> list[Shape]:
-    return [(4096, 4096), (4096, 4096)]
-
-
-def awkward_rows() -> dict[str, list[Shape]]:
-    """For an optimizer that sums over rows: far too many, far too few, far too short, and ordinary ones."""
-    million = 10**6
-    return {
-        "a million rows of 9": [(million, 9)],
-        "one row of 4 million": [(1, 4 * million)],
-        "a column of a million": [(million, 1)],
-        "4,096 rows of 4,096": [(4096, 4096)],
-    }
-
-
-def one(millions: float) -> list[Shape]:
-    return [(round(millions * 2**20),)]
-
-
 def many_small(largest: int, count: int = 1000) -> list[Shape]:
     """Sizes from 64 to ``largest``, evenly spread on a logarithmic scale."""
     draw = random.Random(0)
     return [(round(64 * (largest / 64) ** draw.random()),) for _ in range(count)]
-
-
-def small_matrices(largest: int, count: int = 1000) -> list[Shape]:
-    """The sizes of ``many_small`` (nearly: whole rows only) in 4 to 32 rows."""
-    draw = random.Random(1)
-    return [(rows, size // rows) for (size,) in many_small(largest, count) for rows in [2 ** draw.randint(2, 5)]]
 
 
 def by_name(device: str) -> dict[str, Callable[[], list[Shape]]]:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         count = f"{len(cases)} case{'s' * (len(cases) > 1)}, each"
         print(f"{count} of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
-    with display.progress(len(cases), "cases", quiet=options.json) as progress:
+    with display.progress(len(cases), "cases", lines=0 if options.json else 10) as progress:
         for some in verify_all(cases, places, options.seed, options.jobs):
             results += some
             progress.done(more=len(some))
