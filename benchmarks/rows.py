@@ -122,7 +122,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         (row["what"], number(row["ours"]), row["peer"], number(row["theirs"]), figure(row), number(row["goal"]))
         for row in found
     ]
-    return display.plain(("milliseconds, medians", "ours", "peer", "theirs", "figure", "goal"), rows)
+    return display.table(("milliseconds, medians", "ours", "peer", "theirs", "figure", "goal"), rows)
 
 
 def figure(row: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ import pytest
 from fusedadam.cli import display
 
 
-def test_a_plain_table_has_names_on_the_left_and_numbers_on_the_right(capsys):
-    display.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
-    assert capsys.readouterr().out == "name       ms\n------  -----\na         1.5\nlonger  10.25\n"
+def test_a_table_has_names_on_the_left_and_numbers_on_the_right():
+    made = display.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
+    assert made == "name       ms\n------  -----\na         1.5\nlonger  10.25"
 
 
 @pytest.mark.parametrize(("total", "lines", "printed"), [(3, 3, [1, 2, 3]), (40, 4, [1, 10, 20, 30, 40])])

@@ -1,4 +1,4 @@
-"""Tables and progress: with rich on a terminal, as plain lines everywhere else."""
+"""Tables, and progress: as plain lines, and with a bar of rich on a terminal."""
 
 from __future__ import annotations
 
@@ -13,23 +13,8 @@ def pretty() -> bool:
     return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table: names on the left, numbers aligned on the right."""
-    if not pretty():
-        print(plain(headers, rows))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    made = Table()
-    for k, header in enumerate(headers):
-        made.add_column(header, justify="right" if k else "left")
-    for row in rows:
-        made.add_row(*row)
-    Console().print(made)
-
-
-def plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Names on the left, numbers aligned on the right."""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -17,7 +17,6 @@ FINE = Facts(
     python="3.12.0",
     system="Linux x86_64",
     versions={"torch": "2.13.0+cpu", "numpy": "2.4.6", "numba": "0.68.1", "triton": None},
-    required={"torch": "2.11", "numpy": "1.26", "numba": "0.61"},
     broken={},
     devices=[CPU],
     gpus=0,
@@ -40,7 +39,6 @@ def cached(**what: object) -> list[Cache]:
 SERIOUS = {
     "numba is missing": ({"devices": [EAGER]}, "cpu run eagerly", "pip install numba"),
     "numba cannot be imported": ({"broken": {"numba": "ImportError: needs NumPy 2.3"}}, "NumPy 2.3", "pip install"),
-    "torch is too old": ({"versions": {"torch": "2.9.1+cu128"}}, "torch 2.9.1", "torch>=2.11"),
     "the driver is too old": (
         {"gpus": 2, "cuda": "13.0", "complaints": ["The NVIDIA driver on your system is too old"]},
         "2 NVIDIA GPUs, but torch cannot train there: The NVIDIA driver",
@@ -76,8 +74,6 @@ def test_each_problem_is_found_with_what_to_do(name: str) -> None:
     assert problem.serious is (name in SERIOUS)
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, ON_GPU, {"versions": {"torch": "2.11"}}, {"threads": Threads(2, 8, 2.0, True)}], ids=str
-)
+@pytest.mark.parametrize("changed", [{}, ON_GPU, {"threads": Threads(2, 8, 2.0, True)}], ids=str)
 def test_where_nothing_is_wrong_nothing_is_found(changed: dict[str, object]) -> None:
     assert find(replace(FINE, **changed)) == []  # type: ignore[arg-type]

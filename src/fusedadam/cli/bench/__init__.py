@@ -120,7 +120,7 @@ def _makes(options: argparse.Namespace, found: Report) -> dict[str, dict[str, Ma
         peers, absent = contestants.choose(name, options.device.partition(":")[0], options.peers)
         found.absent += absent
         peers = peers[:1] if options.quick and options.peers is None else peers
-        implementations = (contestants.OURS, *peers, *options.add_peer.get(name, ()))
+        implementations = (contestants.OURS, *peers, *(by for optimizer, by in options.add_peer if optimizer == name))
         makes[name] = {by: functools.partial(contestants.make, name, by) for by in implementations}
     return makes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 from collections.abc import Iterator
 from html import escape
@@ -10,23 +11,13 @@ from fusedadam.cli import charts
 from fusedadam.cli.bench import pictures
 from fusedadam.cli.bench.report import COLUMNS, Report, Result, ratio
 
-MEANINGS = {
-    "ms": "milliseconds of a whole optimizer.step(), the median of the turns",
-    "spread": "half the distance between the quartiles of the turns, in percent of the median",
-    "GB moved": "what a step must read and write, from the roles of its rule and their dtypes; the same for a peer, "
-    "except for states that it keeps smaller or larger",
-    "of copy": "the bandwidth of those bytes in percent of a large copy's, measured in the same turns",
-    "state MB": "what the optimizer keeps beside parameters and gradients",
-    "time against ours": "its time over ours in the same turn, the median: above 1 we are faster",
-}
-
 
 def page(report: Report) -> str:
     machine = report.machine
     threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
-    stopped = None if report.complete else "Stopped before everything was measured."
-    missing = None if charts.possible() else charts.MISSING
-    warned = "".join(f'<p class="warning">{escape(s)}</p>' for s in (stopped, missing) if s)
+    stopped = "" if report.complete else '<p class="warning">Stopped before everything was measured.</p>'
+    picture = base64.b64encode(pictures.png(report)).decode() if charts.possible() else None
+    chart = charts.MISSING if picture is None else f'<img alt="Bars" src="data:image/png;base64,{picture}"/>'
     style = importlib.resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     title = f"A step of each optimizer on {machine['name']}"
     return f"""<!DOCTYPE html>
@@ -43,14 +34,15 @@ def page(report: Report) -> str:
 <h1>{escape(title)}</h1>
 <p class="muted">{escape(machine["device"])}{threads}, a large copy moves {machine["copy_gb_s"]:.0f} GB/s.
 {escape(", ".join(f"{name} {version}" for name, version in report.versions.items()))}. {escape(report.began)}</p>
-{warned}</header>
+{stopped}</header>
 <div class="cards">{"".join(_cards(report))}</div>
+<section>{chart}</section>
 {"".join(_panel(*panel) for panel in report.panels().items())}
 <section><h2>How to read it</h2>
 <p>Each implementation runs in its own process, and they take turns, so that other programs slow all of them alike.
-Read the ratios.</p>
+Read the ratios: "time against ours" is above 1 where ours is faster. "ms" is the median of a whole optimizer.step(),
+"of copy" the bandwidth of the bytes that a step must move, in percent of a large copy's.</p>
 {"".join(f"<p>{escape(note)}</p>" for note in report.notes())}
-<dl>{"".join(f"<dt>{name}</dt><dd>{meaning}</dd>" for name, meaning in MEANINGS.items())}</dl>
 </section>
 <p class="muted"><code>{escape(report.command)}</code> took {report.seconds:.0f} seconds.</p>
 </body>
@@ -71,11 +63,10 @@ def _cards(report: Report) -> Iterator[str]:
 
 
 def _panel(title: str, rows: list[Result]) -> str:
-    chart = pictures.svg(rows, title) if charts.possible() else ""
     head = "".join(f"<th>{name}</th>" for name in ("optimizer", *COLUMNS))
     body = "".join(map(_row, rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<section><h2>{escape(title)}</h2>{chart}{table}</section>"
+    return f"<section><h2>{escape(title)}</h2>{table}</section>"
 
 
 def _row(r: Result) -> str:

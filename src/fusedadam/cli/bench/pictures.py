@@ -1,8 +1,7 @@
-"""Charts of what was measured, bars against the roofline: one PNG of all of them, and an SVG of each for the page."""
+"""A chart of what was measured: bars against the roofline, for each set and dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fusedadam.cli import charts
@@ -10,29 +9,19 @@ from fusedadam.cli.bench.report import Report, Result, number, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, ROW, HEAD = 7.0, 0.27, 0.8  # inches
-PAGE_COLORS = {charts.OURS: "var(--ours)", charts.PEER: "var(--peer)", charts.FAILED: "var(--bad)"}
-PAGE_COLORS |= {charts.INK: "var(--ink)", charts.PAPER: "var(--card)"}
 
 
 def png(report: Report) -> bytes:
-    return charts.png(_figure(report.panels(), f"A step of each optimizer on {report.machine['name']}\n"))
-
-
-def svg(rows: list[Result], title: str) -> str:
-    return charts.svg(_figure({"": rows}), title, PAGE_COLORS)
-
-
-def _figure(panels: Mapping[str, list[Result]], title: str = "") -> Figure:
+    panels = report.panels()
     # bars, and a heading for each optimizer
     heights = [HEAD + ROW * (len(rows) + len({r.optimizer for r in rows})) for rows in panels.values()]
-    made = charts.empty(WIDTH, sum(heights) + (0.6 if title else 0.0), title)
+    made = charts.empty(WIDTH, sum(heights) + 0.6, f"A step of each optimizer on {report.machine['name']}\n")
     every = made.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (what, rows) in zip(every, panels.items(), strict=True):
-        _bars(axes, rows, what)
-    return made
+    for axes, (title, rows) in zip(every, panels.items(), strict=True):
+        _bars(axes, rows, title)
+    return charts.png(made)
 
 
 def _bars(axes: Axes, rows: list[Result], title: str) -> None:

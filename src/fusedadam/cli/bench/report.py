@@ -152,10 +152,9 @@ def line(found: Sequence[Result]) -> str:
 
 def show(report: Report) -> None:
     for title, rows in report.panels().items():
-        print(f"\n{title}")
         names = (f"{r.optimizer if r.is_ours else '':9} {r.by}" for r in rows)
         cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
-        display.table(("optimizer", *COLUMNS), cells)
+        print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
     for result in report.results:
         if result.failed:
             print(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}")

@@ -21,9 +21,8 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
-from fusedadam.cli.demo.training import OPTIMIZERS, UNMEASURED, Result, Training, train, unmeasured
+from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
-from fusedadam.cli.peers import adamp_package
 from fusedadam.machine import processor
 
 STEPS, SECONDS = 150, 75
@@ -54,12 +53,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"Device: {_describe(device)}")
     print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
     print(f"Text: {len(text.training) / 1e6:.1f} MB of the source of Python's standard library")
-    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).\n", flush=True)
+    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
+    if len(OPTIMIZERS) < 2 * len(OPTIONS):
+        print("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
     batches = (random_windows(text.training, size, generator).to(device) for _ in range(steps))
-    trainings = [Training(name, model, device, steps) for name in OPTIMIZERS]
+    trainings = [Training(name, by, model, device, steps) for name, by in OPTIMIZERS]
+    print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
         print(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
@@ -99,24 +101,19 @@ def draw(pairs: Pairs, title: str, doubt: str | None, path: Path) -> None:
 def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
     rows = []
     for ours, theirs in pairs:
-        speed = "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x"
-        for result, said in ((theirs, "reference"), (ours, speed)):
-            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", said))
-    print()
-    display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against peer"), rows)
+        speed, saved = f"{theirs.step_ms / ours.step_ms:.2f} x", f"{ours.saved_percent(theirs):.1f} %"
+        gain = ("unclear", "unclear") if doubt else (speed, saved)
+        for result, said in ((theirs, ("reference", "")), (ours, gain)):
+            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", *said))
+    headers = ("optimizer", "validation loss", "optimizer step (ms)", "its speed", "training time saved")
+    print(f"\n{display.table(headers, rows)}")
     pass_ms = statistics.median(result.pass_ms for pair in pairs for result in pair)
-    print("torch's AdamW and Adam have fused=True; the EMA is one foreach operation after it.")
-    adamp = "the adamp package" if adamp_package() else "a loop (the adamp package is not installed)"
-    print(f"torch has no AdamP and no BertAdam: their peers are {adamp} and a loop as in NVIDIA's BERT training.")
     print(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
     print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
-    print(losses_sentence(pairs, steps))
-    print(doubt or speed_sentence(pairs))
-
-
-def losses_sentence(pairs: Pairs, steps: int) -> str:
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    return f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's."
+    print(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
+    if doubt:
+        print(doubt)
 
 
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
@@ -130,17 +127,6 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
     if any(r.step_ms > 2 * r.fastest_step_ms for r in results):
         return "Speeds cannot be compared: step times varied widely, as they do when other programs use the machine."
     return None
-
-
-def speed_sentence(pairs: Pairs) -> str:
-    said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
-    saved = [f"{ours.saved_percent(theirs):.1f} %" for ours, theirs in pairs]
-    return f"The optimizer step, against its peer's: {', '.join(said)}.\nThat saves {', '.join(saved)} of the training."
-
-
-def _compare(ratio: float) -> str:
-    word = "as fast" if abs(ratio - 1) < 0.03 else "faster" if ratio > 1 else "slower"
-    return f"{word} ({ratio:.2f} x)"
 
 
 def device_name(device: torch.device) -> str:

@@ -7,7 +7,6 @@ import importlib.metadata
 import math
 import os
 import platform
-import re
 import shutil
 import sys
 import sysconfig
@@ -82,7 +81,6 @@ class Facts:
     python: str
     system: str
     versions: dict[str, str | None]
-    required: dict[str, str]  # the oldest versions that are supported
     broken: dict[str, str]  # packages that are installed but cannot be imported, and why
     devices: list[Device]
     gpus: int  # NVIDIA GPUs that the driver knows, whether or not torch can use them
@@ -112,7 +110,6 @@ def gather() -> Facts:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         versions={name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},
-        required=dict(_required()),
         broken=broken,
         devices=devices,
         gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
@@ -210,18 +207,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _required() -> Iterator[tuple[str, str]]:
-    """The lower bounds of pyproject.toml, if the package is installed."""
-    try:
-        lines = importlib.metadata.requires("fusedadam") or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for line in lines:
-        match = re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line)
-        if match:
-            yield match[1], match[2]
 
 
 def _import_error(package: str) -> str | None:

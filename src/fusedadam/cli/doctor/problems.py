@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,16 +39,6 @@ def _backends(facts: Facts) -> Iterator[Problem]:
             f"{package} is installed but cannot be imported ({error}), so the first step fails.",
             f"Run: pip install --upgrade --force-reinstall {package}",
         )
-
-
-def _versions(facts: Facts) -> Iterator[Problem]:
-    for package, oldest in facts.required.items():
-        installed = facts.versions.get(package)
-        if installed is not None and _numbers(installed) < _numbers(oldest):
-            yield Problem(
-                f"{package} {installed} is older than {oldest}, the oldest version that fusedadam was tested with.",
-                f"Run: pip install --upgrade '{package}>={oldest}'",
-            )
 
 
 def _gpus(facts: Facts) -> Iterator[Problem]:
@@ -151,11 +140,5 @@ def _unknown_variables(facts: Facts) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Problem]], ...] = (
-    _backends, _versions, _gpus, _triton, _caches, _threads, _numba, _unknown_variables,
+    _backends, _gpus, _triton, _caches, _threads, _numba, _unknown_variables,
 )  # fmt: skip
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The version ``2.13.0+cpu`` as (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()

@@ -57,22 +57,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report(results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seconds: float) -> None:
-    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if _errors(results, mix=mix)]
-    rows = []
-    for optimizer in OPTIMIZERS:
-        for place in places:
-            if _errors(results, optimizer, place):
-                cells = (_errors(results, optimizer, place, mix) for mix in mixes)
-                rows.append((f"{optimizer}, {place}", *(f"{max(own)[0]:.2f}" if own else "-" for own in cells)))
-    if rows:
+    rows: dict[tuple[str, Place], dict[str, float]] = {(name, place): {} for name in OPTIMIZERS for place in places}
+    for result in results:
+        for place, (param, _) in result.errors.items():
+            row = rows[result.case.optimizer, place]
+            row[result.case.mix] = max(param, row.get(result.case.mix, 0.0))
+    found = {mix for row in rows.values() for mix in row}
+    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if mix in found]
+    if mixes:
         print("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
-        display.table(("optimizer, device, backend", *mixes), rows)
-        print(LEGEND)
-    if failures:
-        print("\n".join(_complaint(failures, places)))
-    else:
-        print("\n".join(_praise(results, places)))
-    print(f"It took {seconds:.0f} seconds, and {_processor_seconds():.0f} of processor time.")
+        cells = [
+            (f"{name}, {place}", *(f"{row[mix]:.2f}" if mix in row else "-" for mix in mixes))
+            for (name, place), row in rows.items()
+            if row
+        ]
+        print(display.table(("optimizer, device, backend", *mixes), cells), LEGEND, sep="\n")
+    print("\n".join(_complaint(failures, places) if failures else _praise(results, places)))
+    print(f"It took {seconds:.0f} seconds.")
 
 
 def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
@@ -117,17 +118,6 @@ def _folders(wrong: Iterable[Place]) -> Iterator[str]:
         yield str(triton_folder())
 
 
-def _errors(
-    results: Sequence[Result], optimizer: str | None = None, place: Place | None = None, mix: str | None = None
-) -> list[tuple[float, float]]:
-    return [
-        error
-        for result in results
-        for where, error in result.errors.items()
-        if optimizer in (None, result.case.optimizer) and place in (None, where) and mix in (None, result.case.mix)
-    ]
-
-
 def _as_json(
     results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seed: int, seconds: float
 ) -> dict[str, Any]:
@@ -141,7 +131,7 @@ def _as_json(
         "places": [place._asdict() for place in places],
         "seed": seed,
         "seconds": round(seconds, 1),
-        "processor_seconds": round(_processor_seconds(), 1),
+        "processor_seconds": round(sum(os.times()[:4]), 1),  # with its children's; other programs add nothing
         "cases": [
             {
                 "case": result.case.title,
@@ -157,11 +147,6 @@ def _as_json(
         ],
         "failures": [{"case": f.case, **f.place._asdict(), "what": f.what} for f in failures],
     }
-
-
-def _processor_seconds() -> float:
-    """Of this process and its children; other programs on the machine do not add to it."""
-    return sum(os.times()[:4])
 
 
 def _places(options: argparse.Namespace) -> Iterator[Place]:
