@@ -7,6 +7,23 @@ import random
 from fusedadam.cli.harness.shapes import Shape, many_small
 
 
+def resnet() -> list[Shape]:
+    """A ResNet of 14 basic blocks for 1,000 classes: 18.1M in 97 tensors."""
+
+    def normalized(*convolution: int) -> list[Shape]:
+        """A convolution without bias, and its batch norm's weight and bias."""
+        return [convolution, convolution[:1], convolution[:1]]
+
+    shapes, channels = normalized(64, 3, 7, 7), 64
+    for width, blocks in ((64, 5), (128, 3), (256, 3), (512, 3)):
+        for _ in range(blocks):
+            if width != channels:  # the skip connection must be as wide as the block's result
+                shapes += normalized(width, channels, 1, 1)
+            shapes += normalized(width, channels, 3, 3) + normalized(width, width, 3, 3)
+            channels = width
+    return [*shapes, (1000, channels)]
+
+
 def two_matrices() -> list[Shape]:
     return [(4096, 4096), (4096, 4096)]
 

@@ -55,8 +55,8 @@ ON_GPU = [
     Row("BertAdam fp32, llama", BertAdam, BertAdamLoop, models.llama(), FP32, [Faster(3.8)], SCHEDULE),
     Row("AdamP fp32, gpt", AdamP, adamp, models.gpt(), FP32, [Faster(25)]),
     Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95)]),
-    Row("AdamP fp32, resnet", AdamP, adamp, models.resnet(), FP32, [Faster(40)]),
-    Row("AdamP fp32, resnet, all projected", AdamP, adamp, models.resnet(), FP32, [Faster()], ALL_PROJECTED),
+    Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
+    Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
       for what, shapes in cases.awkward_rows().items()),
 ]

@@ -94,7 +94,8 @@ def test_cycling_betas_change_in_every_step() -> None:
 
 
 def test_sets_have_as_many_tensors_and_parameters_as_they_say() -> None:
-    for shapes, tensors, millions in ((cases.two_matrices(), 2, 33.6), (cases.small_matrices(4096), 1000, 1.0)):
+    sets = {2: (cases.two_matrices(), 33.6), 1000: (cases.small_matrices(4096), 1.0), 97: (cases.resnet(), 18.1)}
+    for tensors, (shapes, millions) in sets.items():
         assert len(shapes) == tensors
         assert parameters(shapes) / 1e6 == pytest.approx(millions, abs=0.05)
 
@@ -103,3 +104,9 @@ def test_small_matrices_are_matrices_of_nearly_the_sizes_of_small_tensors() -> N
     for (height, columns), (size,) in zip(cases.small_matrices(4096), many_small(4096), strict=True):
         assert columns >= 1
         assert 0 <= size - height * columns < height
+
+
+def test_the_resnet_is_one() -> None:
+    kernels = {shape[2:] for shape in cases.resnet() if len(shape) == 4}
+    assert kernels == {(1, 1), (3, 3), (7, 7)}
+    assert sum(len(shape) == 1 for shape in cases.resnet()) == 64

@@ -136,15 +136,12 @@ def choose(optimizer: str, device: str, wanted: Sequence[str] | None) -> tuple[l
         asked = wanted is not None and (peer.name in wanted or "all" in wanted)
         if wanted is not None and not asked:
             continue
-        why = None
         if not peer.installed:
-            why = "not installed"
+            absent.append(Absent(optimizer, peer.name, "not installed"))
         elif peer.gpu_only and device == "cpu":
-            why = "runs on a GPU only"
+            absent.append(Absent(optimizer, peer.name, "runs on a GPU only"))
         elif peer.compiles and not asked:
-            why = COMPILES
-        if why is None:
-            chosen.append(peer.name)
+            absent.append(Absent(optimizer, peer.name, COMPILES))
         else:
-            absent.append(Absent(optimizer, peer.name, why))
+            chosen.append(peer.name)
     return chosen, absent

@@ -31,7 +31,7 @@ from fusedadam.cli.bench.options import parse
 from fusedadam.cli.bench.page import page
 from fusedadam.cli.bench.report import Report, Set
 from fusedadam.cli.harness.contestant import Probe
-from fusedadam.cli.harness.measure import Conditions, Make, bytes_each, measure, room
+from fusedadam.cli.harness.measure import Conditions, Make, measure, room
 from fusedadam.cli.harness.processes import Failed, Worker
 from fusedadam.cli.harness.shapes import Shape, parameters, shrunk
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, found: Report) -> None:
         found.machine = machine = probe.ask("look")
     conditions = Conditions(options.device, options.pace, machine.pop("free_bytes"), True, options.limit)
     longest = QUICK_LONGEST_MS if options.quick else LONGEST_MS
-    widest = max(options.dtypes, key=bytes_each)
+    widest = max(options.dtypes, key=lambda dtype: getattr(torch, dtype).itemsize)
     sets = [
         sized(name, shapes, widest, options.scale, longest, machine, conditions)
         for name, shapes in options.sets.items()

@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--add-peer", action="append", default=[], type=_added, metavar="OPTIMIZER=MODULE:NAME",
         help="an optimizer of your own, called as NAME(params, lr=..., ...)")  # fmt: skip
     add("--shapes", nargs="+", choices=list(shapes.by_name("cpu")), metavar="SET",
-        help="gpt, llama, resnet, many-small (default: gpt and many-small on a CPU, else all)")  # fmt: skip
+        help="gpt, llama, many-small (default: gpt and many-small on a CPU, else all)")  # fmt: skip
     add("--from", nargs="+", default=[], type=_file, dest="files", metavar="FILE",
         help="shapes of a checkpoint (.pt, .safetensors) or of a Hugging Face config.json")  # fmt: skip
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",

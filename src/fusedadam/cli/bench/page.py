@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import importlib.resources
-from collections.abc import Iterator
 from html import escape
 
 from fusedadam.cli import charts
 from fusedadam.cli.bench import pictures
-from fusedadam.cli.bench.report import COLUMNS, Report, Result, ratio
+from fusedadam.cli.bench.report import COLUMNS, Report, Result
 
 
 def page(report: Report) -> str:
@@ -35,7 +34,6 @@ def page(report: Report) -> str:
 <p class="muted">{escape(machine["device"])}{threads}, a large copy moves {machine["copy_gb_s"]:.0f} GB/s.
 {escape(", ".join(f"{name} {version}" for name, version in report.versions.items()))}. {escape(report.began)}</p>
 {stopped}</header>
-<div class="cards">{"".join(_cards(report))}</div>
 <section>{chart}</section>
 {"".join(_panel(*panel) for panel in report.panels().items())}
 <section><h2>How to read it</h2>
@@ -48,18 +46,6 @@ Read the ratios: "time against ours" is above 1 where ours is faster. "ms" is th
 </body>
 </html>
 """
-
-
-def _cards(report: Report) -> Iterator[str]:
-    """For each optimizer, how it compares with the first peer on the first set."""
-    seen: set[str] = set()
-    for r in report.results:
-        if r.against_ours is not None and r.optimizer not in seen:
-            seen.add(r.optimizer)
-            yield (
-                f"<div>{escape(r.optimizer)}<b>{ratio(r.against_ours.median)}&#215;</b>"
-                f"<small>as fast as {escape(r.by)} on {escape(r.set)}, {r.dtype}</small></div>"
-            )
 
 
 def _panel(title: str, rows: list[Result]) -> str:

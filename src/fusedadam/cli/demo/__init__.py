@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
@@ -48,25 +47,25 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     device: torch.device = options.device
     size = ON_CPU if device.type == "cpu" else ON_GPU
     torch.manual_seed(options.seed)
-    model, text = TinyTransformer(size), standard_library()
+    model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"Device: {_describe(device)}")
+    print(f"Device: {device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
-    print(f"Text: {len(text.training) / 1e6:.1f} MB of the source of Python's standard library")
+    print(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
     print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
     if len(OPTIMIZERS) < 2 * len(OPTIONS):
         print("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
-    batches = (random_windows(text.training, size, generator).to(device) for _ in range(steps))
+    batches = (random_windows(text, size, generator).to(device) for _ in range(steps))
     trainings = [Training(name, by, model, device, steps) for name, by in OPTIMIZERS]
     print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
         print(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
 
-    held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
+    held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
     pairs = list(zip(results[1::2], results[::2], strict=True))
     doubt = speed_doubt(results, done - unmeasured(done))
@@ -131,12 +130,6 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-
-
-def _describe(device: torch.device) -> str:
-    backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
-    machine = f"{device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    return f"{machine}, backend: {backend}"
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,15 +66,8 @@ def _small_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-class Text(NamedTuple):
-    """Bytes as integers."""
-
-    training: Tensor
-    validation: Tensor
-
-
-def standard_library(limit: int = 4_000_000) -> Text:
-    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is held out."""
+def standard_library(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
+    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is for validation."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -86,7 +78,7 @@ def standard_library(limit: int = 4_000_000) -> Text:
         raise RuntimeError(f"the demo trains on Python's standard library, but {folder} has hardly any source files")
     tokens = torch.frombuffer(text, dtype=torch.uint8)[:limit].long()
     border = len(tokens) * 9 // 10
-    return Text(tokens[:border], tokens[border:])
+    return tokens[:border], tokens[border:]
 
 
 def random_windows(text: Tensor, size: Size, generator: torch.Generator) -> Tensor:

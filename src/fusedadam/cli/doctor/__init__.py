@@ -59,8 +59,7 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _device(device: Device) -> Iterator[str]:
-    size = "" if device.memory is None else f", {readable(device.memory)} of memory"
-    yield f"{device.device}: {device.name}{size}"
+    yield f"{device.device}: {device.name}"
     yield f"  backend: {device.backend} ({'tested' if device.tested else 'untested'} on this device)"
     yield from (f"  not {name}: {reason}" for name, reason in device.why_not.items())
 

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import shutil
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,31 +24,23 @@ from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
-SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba
 
 # What our tests and measurements have run on.
 TESTED_PROCESSORS, TESTED_SYSTEM, TESTED_GPUS = ("x86_64", "amd64"), "Linux", ("NVIDIA H200",)
 NEVER_TESTED = (
-    "NVIDIA GPUs other than the H200",
-    "AMD GPUs (ROCm)",
-    "Intel GPUs (XPU)",
-    "Ascend NPUs",
-    "processors other than x86-64",
-    "Apple's MPS and other devices that torch knows",
-    "macOS and Windows",
-)
+    "NVIDIA GPUs other than the H200", "AMD GPUs (ROCm)", "Intel GPUs (XPU)", "Ascend NPUs",
+    "processors other than x86-64", "Apple's MPS and other devices that torch knows", "macOS and Windows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Device:
     device: str
     name: str
-    memory: int | None
     backend: str
     why_not: dict[str, str]  # why the other backends are not used
     lacking: str | None  # why a faster backend is unavailable
     tested: bool
-    capability: tuple[int, int] | None = None  # CUDA's
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,6 @@ class Facts:
     threads: Threads
     caches: list[Cache]
     headers: bool  # Python's C headers
-    numba_settings: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -118,14 +108,13 @@ def gather() -> Facts:
         threads=_threads(),
         caches=caches,
         headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
-        numba_settings={} if "numba" in broken else _numba_settings(),
         environment=dict(sorted(variables.items())),
     )
 
 
 def _processor() -> Device:
     tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
-    return _device(torch.device("cpu"), processor(), _host_memory(), tested)
+    return _device(torch.device("cpu"), processor(), tested)
 
 
 def _accelerators() -> Iterator[Device]:
@@ -138,24 +127,13 @@ def _accelerators() -> Iterator[Device]:
         device = torch.device(kind.type, index)
         properties: Any = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
         name = getattr(properties, "name", kind.type)
-        capability = (properties.major, properties.minor) if kind.type == "cuda" and not torch.version.hip else None
-        memory = getattr(properties, "total_memory", None)
-        yield _device(device, name, memory, name in TESTED_GPUS and torch.version.hip is None, capability)
+        yield _device(device, name, name in TESTED_GPUS and torch.version.hip is None)
 
 
-def _device(
-    device: torch.device, name: str, memory: int | None, tested: bool, capability: tuple[int, int] | None = None
-) -> Device:
+def _device(device: torch.device, name: str, tested: bool) -> Device:
     backend, lacking = backends.best(device)
     reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}
-    return Device(str(device), name, memory, backend, reasons, lacking, tested, capability)
-
-
-def _host_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return None
+    return Device(str(device), name, backend, reasons, lacking, tested)
 
 
 def _threads() -> Threads:
@@ -165,15 +143,12 @@ def _threads() -> Threads:
 
 
 def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores a container may use, from either version of Linux's control groups."""
+    """How many cores a container may use, from Linux's control groups, version 2."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        try:
-            quota, period = ((folder / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+        return None
+    return None if quota == "max" else int(quota) / int(period)
 
 
 def _own_cache() -> Cache:
@@ -218,9 +193,3 @@ def _import_error(package: str) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
-
-
-def _numba_settings() -> dict[str, int | str]:
-    config = getattr(sys.modules.get("numba"), "config", None)
-    found = {name: getattr(config, name, None) for name in SETTINGS}
-    return {n: int(value) if isinstance(value, int) else str(value) for n, value in found.items() if value is not None}

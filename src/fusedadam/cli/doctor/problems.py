@@ -12,9 +12,8 @@ from fusedadam.generated import cache_files
 from fusedadam.optimizers.memory import readable
 
 OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
-GOOD_SETTINGS = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
+FAST = {"NUMBA_OPT": "3", "NUMBA_LOOP_VECTORIZE": "1", "NUMBA_DEBUGINFO": "0", "NUMBA_CPU_NAME": None}
 LITTLE_SPACE = 64 << 20
-OLDEST_CAPABILITY = (8, 0)  # that Triton's documentation promises to support
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,6 @@ def _gpus(facts: Facts) -> Iterator[Problem]:
                 f"The driver knows {gpus}, but torch cannot train there: {said}.",
                 f"Update the NVIDIA driver, or install a torch for an older CUDA than {facts.cuda}; in a container, "
                 "pass the GPUs on (docker run --gpus all).",
-            )
-    for device in facts.devices:
-        if device.capability is not None and device.capability < OLDEST_CAPABILITY:
-            found = ".".join(map(str, device.capability))
-            yield Problem(
-                f"{device.device} has compute capability {found}; Triton supports 8.0 and later.",
-                'Run `fusedadam verify`; if it fails, pass backend="eager".',
-                serious=False,
             )
 
 
@@ -124,12 +115,11 @@ def _threads(facts: Facts) -> Iterator[Problem]:
 
 
 def _numba(facts: Facts) -> Iterator[Problem]:
-    settings = facts.numba_settings
-    if settings.get("DISABLE_JIT"):
+    if facts.environment.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield Problem("NUMBA_DISABLE_JIT is set, but kernels must be compiled: every step fails.", "Unset it.")
-    for name in (n for n, good in GOOD_SETTINGS.items() if settings.get(n, good) != good):
-        variable = "NUMBA_" + name.removesuffix("_DEFAULT")
-        yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
+    for name, value in facts.environment.items():
+        if name in FAST and value != FAST[name]:
+            yield Problem(f"{name} is {value}, which makes Numba's kernels slow.", f"Unset {name}.")
 
 
 def _unknown_variables(facts: Facts) -> Iterator[Problem]:

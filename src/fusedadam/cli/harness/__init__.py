@@ -7,6 +7,5 @@ timing.py        how one call is timed, and the large copy
 traffic.py       bytes that a step must move, and that an optimizer keeps
 contestant.py    one implementation that steps over a set of parameters
 processes.py     contestants in processes of their own, with a time limit
-fresh.py         what these processes have imported when they start
 measure.py       contestants taking turns
 """

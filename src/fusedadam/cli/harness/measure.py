@@ -118,12 +118,8 @@ def bytes_moved(own: Measured, ours: Measured) -> int | None:
 def room(count: int, dtype: str, conditions: Conditions) -> float:
     """How many contestants with ``count`` parameters fit into two thirds of the free memory."""
     copies = 2**27 if conditions.device == "cpu" else 2**31
-    return conditions.free_bytes * 2 / 3 // (ROOM * bytes_each(dtype) * count + copies)
-
-
-def bytes_each(dtype: str) -> int:
     kind: torch.dtype = getattr(torch, dtype)
-    return kind.itemsize
+    return conditions.free_bytes * 2 / 3 // (ROOM * kind.itemsize * count + copies)
 
 
 def rounds(names: Sequence[str], at_once: float) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,7 @@ def bytes_moved(optimizer: FusedOptimizer) -> int:
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
             for stage in special.stages:
                 if stage.space == "element":
-                    moved += sum(_nbytes(tensors[role]) for role in (*stage.reads, *stage.writes))
+                    moved += sum(tensors[role].nbytes for role in (*stage.reads, *stage.writes))
     return moved
 
 
@@ -29,10 +29,6 @@ def state_bytes(optimizer: Any, params: Iterable[Tensor]) -> int:
     known = {_storage(t) for p in params for t in (p, p.grad) if t is not None}
     kept = {_storage(t): t.untyped_storage().nbytes() for t in _tensors(vars(optimizer), set())}
     return sum(size for storage, size in kept.items() if storage not in known)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _storage(tensor: Tensor) -> int:

@@ -9,10 +9,9 @@ run.py    every case in every place (device and backend), compared bit for bit a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +19,9 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import display, frame
-from fusedadam.cli.doctor.facts import triton_folder
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.run import Failure, Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
-from fusedadam.generated import cache_files
 from fusedadam.machine import cores
 
 MOST_JOBS = 4  # more gain little, and each takes memory on a GPU
@@ -99,23 +96,12 @@ def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator
     yield "--json prints all complaints."
     right = [place for place in places if place not in wrong]
     yield "\nWhat to do:"
-    if folders := list(_folders(wrong)):
-        yield f"  - Delete the compiled code in {' and '.join(folders)}, and verify again: it may be damaged."
+    yield f"  - Delete the compiled code (`{frame.program()} doctor` shows where) and verify again: it may be damaged."
     if right:
         yield f"  - Until it passes, use what did: {', '.join(f'backend={p.backend!r} on {p.device}' for p in right)}."
     else:
         yield "  - Do not train with these optimizers on this machine until it passes."
     yield "  - If it fails again, report it, with what `doctor --json` and `verify --json` print."
-
-
-def _folders(wrong: Iterable[Place]) -> Iterator[str]:
-    """Where the compiled code of these places is cached."""
-    found = {place.backend for place in wrong}
-    with contextlib.suppress(RuntimeError):  # the folder is unusable, which the failures say already
-        if found != {"eager"} and (folder := cache_files.cache_folder()) is not None:
-            yield str(folder)
-    if "triton" in found:
-        yield str(triton_folder())
 
 
 def _as_json(
