@@ -5,6 +5,7 @@ Each is called with parameters and options and returns an object with ``step()``
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 
 import fusedadam
 from fusedadam.cli.harness.processes import Failed
-from fusedadam.cli.peers import adamp_package
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import State
 from fusedadam.rules.rule import Value, Values, rule
@@ -27,10 +27,9 @@ def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
 
 def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:
     """AdamP as its authors published it."""
-    package = adamp_package()
-    if package is None:
+    if importlib.util.find_spec("adamp") is None:
         raise Failed("adamp is not installed")
-    made: torch.optim.Optimizer = package(params, **options)
+    made: torch.optim.Optimizer = importlib.import_module("adamp").AdamP(params, **options)
     return made
 
 

@@ -94,7 +94,7 @@ class Row:
 def measure(row: Row, device: str, pace: Pace) -> tuple[Timed, str]:
     """The times, and the name of the peer or why it is missing."""
     makes = {name: functools.partial(make, **row.options) for name, make in (("ours", row.ours), ("peer", row.peer))}
-    (found,) = take_turns(makes, [row.shapes], row.dtype, Conditions(device, pace))
+    found = take_turns(makes, row.shapes, row.dtype, Conditions(device, pace))
     gc.collect()  # optimizers may be part of reference cycles
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -122,7 +122,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         (row["what"], number(row["ours"]), row["peer"], number(row["theirs"]), figure(row), number(row["goal"]))
         for row in found
     ]
-    return display.plain(("milliseconds, medians", "ours", "peer", "theirs", "figure", "goal"), rows)
+    return display.table(("milliseconds, medians", "ours", "peer", "theirs", "figure", "goal"), rows)
 
 
 def figure(row: dict[str, Any]) -> str:

@@ -25,7 +25,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fusedadam
-from fusedadam.cli import display
 from fusedadam.optimizers.base import FusedOptimizer
 
 COLUMNS = 8  # of the short rows
@@ -142,7 +141,8 @@ def pieces(weights: Sequence[Weight], devices: int) -> int:
 
 
 def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(display.markdown(headers, rows), end="\n\n")
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in (headers, *rows))
+    print(first, "|" + "---|" * len(headers), *others, "", sep="\n")
 
 
 def readable(count: float) -> str:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from adamp_loop import AdamPLoop
 from torch import Tensor, nn
 
 import fusedadam
-from fusedadam.cli.peers import AdamPLoop, BertAdamLoop
+from fusedadam.cli.peers import BertAdamLoop
 
 # Each happens in every so many steps.
 MISSING_GRADIENT, INFINITY, LOAD, REPLACE, EVALUATE = 7, 11, 13, 19, 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import cases
 from peers import (
     adamp,
     clip_then_fused,
@@ -29,12 +30,12 @@ CLIP = {"max_grad_norm": 1.0}
 SCHEDULE = {"warmup": 0.1, "t_total": 100_000}  # as BERT is trained
 ALL_PROJECTED = {"delta": 1e6}  # above every cosine: each matrix is projected by channel, as with batch norm
 CAPTURABLE = {"capturable": True}
-BIG, TWO, SMALL = models.one(32), models.two_matrices(), models.many_small(4096)
+BIG, TWO, SMALL = cases.one(32), cases.two_matrices(), models.many_small(4096)
 SMALL_GPU = models.many_small(65536)
 
 # fmt: off
 ON_GPU = [
-    Row("AdamW fp32, one tensor of 268M", AdamW, torch_fused, models.one(256), FP32, [Faster(), OfCopy(95)]),
+    Row("AdamW fp32, one tensor of 268M", AdamW, torch_fused, cases.one(256), FP32, [Faster(), OfCopy(95)]),
     Row("AdamW fp32, llama", AdamW, torch_fused, models.llama(), FP32, [Faster(), OfCopy(96)]),
     Row("AdamW bf16, llama", AdamW, torch_fused, models.llama(), BF16, [Faster(), OfCopy(90)]),
     Row("AdamW fp32, gpt", AdamW, torch_fused, models.gpt(), FP32, [Faster(1.13), OfCopy(92)]),
@@ -54,10 +55,10 @@ ON_GPU = [
     Row("BertAdam fp32, llama", BertAdam, BertAdamLoop, models.llama(), FP32, [Faster(3.8)], SCHEDULE),
     Row("AdamP fp32, gpt", AdamP, adamp, models.gpt(), FP32, [Faster(25)]),
     Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95)]),
-    Row("AdamP fp32, resnet", AdamP, adamp, models.resnet(), FP32, [Faster(40)]),
-    Row("AdamP fp32, resnet, all projected", AdamP, adamp, models.resnet(), FP32, [Faster()], ALL_PROJECTED),
+    Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
+    Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
-      for what, shapes in models.awkward_rows().items()),
+      for what, shapes in cases.awkward_rows().items()),
 ]
 ON_CPU = [
     Row("AdamW fp32, 33.5M", AdamW, torch_fused, BIG, FP32, [Faster(0.97)]),
@@ -74,7 +75,7 @@ ON_CPU = [
     Row("BertAdam fp32, 1,000 small tensors", BertAdam, BertAdamLoop, SMALL, FP32, [Faster(15)], SCHEDULE),
     Row("AdamP fp32, two matrices", AdamP, adamp, TWO, FP32, [Faster(12)]),
     Row("AdamP fp32, 1,000 small tensors", AdamP, adamp, SMALL, FP32, [Faster(8)]),
-    Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, models.small_matrices(4096), FP32, [Faster(8)]),
+    Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, cases.small_matrices(4096), FP32, [Faster(8)]),
 ]
 # fmt: on
 

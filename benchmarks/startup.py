@@ -42,7 +42,8 @@ def main() -> None:
         _, fresh = start(cache)
         imported, cached = (statistics.median(own) for own in zip(*(start(cache) for _ in range(STARTS)), strict=True))
     rows = zip(GOALS, (imported, cached, fresh), strict=True)
-    display.table(("", "seconds", "goal"), [(what, f"{found:.3g}", f"{GOALS[what]:g}") for what, found in rows])
+    cells = [(what, f"{found:.3g}", f"{GOALS[what]:g}") for what, found in rows]
+    print(display.table(("", "seconds", "goal"), cells))
 
 
 if __name__ == "__main__":

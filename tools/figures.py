@@ -5,12 +5,19 @@ Every number comes from the first table of that page, which has the output of be
 
 from __future__ import annotations
 
+import copy
+import io
 import re
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from fusedadam.cli import charts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
@@ -97,9 +104,41 @@ def picture() -> str:
             text(MARGIN + part - 8, y + 44, f"{in_words(ours)} ms", "on", ha="right", weight="bold")
         text(right - 8, y + 44, f"{in_words(theirs)} ms", ha="right")
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
-    drawn = charts.svg(figure, told, {color: f"var(--{name})" for name, color in LIGHT.items()})
+    drawn = svg(figure, told, {color: f"var(--{name})" for name, color in LIGHT.items()})
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
     return drawn.replace("<svg ", begin, 1).replace(">", f">\n{style()}", 1) + "\n"
+
+
+def svg(figure: Figure, title: str, colors: Mapping[str, str]) -> str:
+    """An ``<svg>`` element for a page. ``colors``: what to write for a color, such as a variable of the page's CSS.
+
+    It has no ids and refers to nothing, so that several fit into one page.
+    """
+    import matplotlib
+
+    content = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fusedadam"}):
+        figure.savefig(content, format="svg")
+    root = ElementTree.fromstring(content.getvalue())
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+    known = {element.get("id"): element for element in root.iter()}
+    for parent in list(root.iter()):
+        for index, child in reversed(list(enumerate(parent))):
+            if child.tag in ("defs", "metadata"):
+                parent.remove(child)
+            elif child.tag == "use":
+                moved = {"transform": f"translate({child.get('x')} {child.get('y')})", "style": child.get("style", "")}
+                parent[index] = ElementTree.Element("g", moved)
+                parent[index].append(copy.deepcopy(known[child.get("href", "")[1:]]))
+    for element in root.iter():
+        element.attrib = {name: v for name, v in element.attrib.items() if name not in ("id", "clip-path")}
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
+    text = ElementTree.tostring(root, encoding="unicode")
+    for color, written in colors.items():
+        text = text.replace(color, written)
+    return text
 
 
 def style() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # its scripts import each other by name
 
+import cases
 import cycling
 import peers
 import rows
@@ -17,6 +19,7 @@ import speed
 from rows import Faster, OfCopy, OfTheTime, Row, Timed, lines, measure, table
 
 from fusedadam import AdamP
+from fusedadam.cli.harness.shapes import many_small, parameters
 from fusedadam.cli.harness.timing import Pace
 
 SHAPES = [(6, 20), (8, 4, 3, 3), (40,), (1, 12), (12, 1)]
@@ -47,7 +50,7 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
 
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "adamp_package", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     row = Row("AdamP", AdamP, peers.adamp, [(4, 4)], "float32", [Faster(25), OfCopy(95)])
     ratio, of_copy = found = lines(row, *measure(row, "cpu", Pace(turns=1, seconds=1e-3)))
     assert ratio["peer"] == of_copy["peer"] == "adamp is not installed"
@@ -88,3 +91,22 @@ def test_cycling_betas_change_in_every_step() -> None:
         stepping.step()
         seen.append(stepping.optimizer.param_groups[0]["betas"])
     assert len(set(seen)) == 3
+
+
+def test_sets_have_as_many_tensors_and_parameters_as_they_say() -> None:
+    sets = {2: (cases.two_matrices(), 33.6), 1000: (cases.small_matrices(4096), 1.0), 97: (cases.resnet(), 18.1)}
+    for tensors, (shapes, millions) in sets.items():
+        assert len(shapes) == tensors
+        assert parameters(shapes) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_small_matrices_are_matrices_of_nearly_the_sizes_of_small_tensors() -> None:
+    for (height, columns), (size,) in zip(cases.small_matrices(4096), many_small(4096), strict=True):
+        assert columns >= 1
+        assert 0 <= size - height * columns < height
+
+
+def test_the_resnet_is_one() -> None:
+    kernels = {shape[2:] for shape in cases.resnet() if len(shape) == 4}
+    assert kernels == {(1, 1), (3, 3), (7, 7)}
+    assert sum(len(shape) == 1 for shape in cases.resnet()) == 64

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from fusedadam.cli.peers import AdamPLoop, BertAdamLoop
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # its scripts import each other by name
+
+from adamp_loop import AdamPLoop
+
+from fusedadam.cli.peers import BertAdamLoop
 from tests.meaning.by_hand import AdamPByHand, BertAdamByHand
 
 

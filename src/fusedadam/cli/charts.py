@@ -1,20 +1,17 @@
-"""What all charts share: matplotlib draws them, without a screen, as PNG or as SVG for a page."""
+"""What all charts share: matplotlib draws them as PNG, without a screen."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import io
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MISSING = "No picture: matplotlib is not installed (pip install matplotlib)."
-OURS, PEER, FAILED, INK, GRID, PAPER = "#2563eb", "#a3b1c6", "#b42318", "#1f2937", "#dfe3e8", "#ffffff"
+OURS, PEER, FAILED, INK, PAPER = "#2563eb", "#a3b1c6", "#b42318", "#1f2937", "#ffffff"
 SERIES = ("#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#be185d", "#475569")
 DASHED = (0, (4, 3))
 
@@ -53,35 +50,3 @@ def png(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, dpi=120, format="png")
     return content.getvalue()
-
-
-def svg(figure: Figure, title: str, colors: Mapping[str, str]) -> str:
-    """An ``<svg>`` element for a page. ``colors``: what to write for a color, such as a variable of the page's CSS.
-
-    It has no ids and refers to nothing, so that several fit into one page.
-    """
-    import matplotlib
-
-    content = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fusedadam"}):
-        figure.savefig(content, format="svg")
-    root = ElementTree.fromstring(content.getvalue())
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
-    known = {element.get("id"): element for element in root.iter()}
-    for parent in list(root.iter()):
-        for index, child in reversed(list(enumerate(parent))):
-            if child.tag in ("defs", "metadata"):
-                parent.remove(child)
-            elif child.tag == "use":
-                moved = {"transform": f"translate({child.get('x')} {child.get('y')})", "style": child.get("style", "")}
-                parent[index] = ElementTree.Element("g", moved)
-                parent[index].append(copy.deepcopy(known[child.get("href", "")[1:]]))
-    for element in root.iter():
-        element.attrib = {name: v for name, v in element.attrib.items() if name not in ("id", "clip-path")}
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
-    text = ElementTree.tostring(root, encoding="unicode")
-    for color, written in colors.items():
-        text = text.replace(color, written)
-    return text

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.cli.peers import AdamPLoop, BertAdamLoop, TorchAdamWWithEma
+from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma
 from fusedadam.optimizers.base import FusedOptimizer
 
 OURS = "fusedadam"
@@ -94,7 +94,6 @@ PEERS: dict[str, list[Peer]] = {
     "AdamP": [
         Peer("adamp", _from("adamp", "AdamP"), "adamp"),
         Peer("pytorch_optimizer", _from("pytorch_optimizer", "AdamP"), "pytorch_optimizer"),
-        Peer("loop", AdamPLoop),
     ],
     "BertAdam": [Peer("loop", BertAdamLoop)],
 }
@@ -107,8 +106,8 @@ def optimizers() -> dict[str, type[FusedOptimizer]]:
     return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer)}
 
 
-def peer(optimizer: str, name: str) -> Peer:
-    return next(peer for peer in PEERS[optimizer] if peer.name == name)
+def first_peer(optimizer: str) -> str | None:
+    return next((peer.name for peer in PEERS[optimizer] if peer.installed), None)
 
 
 def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | None = None) -> Any:
@@ -118,7 +117,7 @@ def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | N
         return optimizers()[optimizer](params, **options)
     if ":" in by:
         return _from(*by.split(":", 1))(params, **options)
-    return peer(optimizer, by).make(params, **options)
+    return next(peer for peer in PEERS[optimizer] if peer.name == by).make(params, **options)
 
 
 @dataclass(frozen=True)
@@ -137,15 +136,12 @@ def choose(optimizer: str, device: str, wanted: Sequence[str] | None) -> tuple[l
         asked = wanted is not None and (peer.name in wanted or "all" in wanted)
         if wanted is not None and not asked:
             continue
-        why = None
         if not peer.installed:
-            why = "not installed"
+            absent.append(Absent(optimizer, peer.name, "not installed"))
         elif peer.gpu_only and device == "cpu":
-            why = "runs on a GPU only"
+            absent.append(Absent(optimizer, peer.name, "runs on a GPU only"))
         elif peer.compiles and not asked:
-            why = COMPILES
-        if why is None:
-            chosen.append(peer.name)
+            absent.append(Absent(optimizer, peer.name, COMPILES))
         else:
-            absent.append(Absent(optimizer, peer.name, why))
+            chosen.append(peer.name)
     return chosen, absent

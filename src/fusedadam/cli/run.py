@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         options = _options(arguments)
     script, *rest = options.rest
     if not options.module:
-        with _opening(path := _absolute(script)):
+        with _opening(path := os.path.join(os.getcwd(), script)):
             os.stat(path)  # before anything is said about devices
     if real_torch_npu():
         _say(options, "torch_npu is installed, so nothing is replaced: the script runs as it is")
@@ -92,7 +92,7 @@ def _as_python_would(run: Callable[[], None]) -> None:
 
 
 def _run_script(given: str) -> None:
-    main, path = _fresh_main(), _absolute(given)
+    main, path = _fresh_main(), os.path.join(os.getcwd(), given)
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         _put_first(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
@@ -121,10 +121,6 @@ def _put_first(folder: str) -> None:
     """Replaces the folder that `python -m fusedadam` has put there."""
     if not getattr(sys.flags, "safe_path", False):  # python -P puts none there
         sys.path[0] = folder
-
-
-def _absolute(script: str) -> str:
-    return os.path.join(os.getcwd(), script)
 
 
 @contextlib.contextmanager

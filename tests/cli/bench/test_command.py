@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -25,7 +26,7 @@ from tests.cli.common import heed_ctrl_c
 
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
-RESULT |= {"host_ms", "state_bytes", "extra_bytes", "roofline_ms", "percent_of_copy"}
+RESULT |= {"state_bytes", "roofline_ms", "percent_of_copy"}
 pytestmark = pytest.mark.xdist_group("bench")  # they share one run
 MEASURED = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")
 OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
@@ -114,7 +115,7 @@ def test_with_json_standard_output_is_json_alone_whatever_peers_print(run: dict[
 def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
     data = run["json"]
     assert set(data) == {
-        "version", "machine", "versions", "command", "began", "sets", "results", "growth", "absent", "seconds",
+        "version", "machine", "versions", "command", "began", "sets", "results", "absent", "seconds",
         "complete",
     }  # fmt: skip
     assert data["complete"] is True
@@ -128,14 +129,7 @@ def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
         assert set(row["ms"]) == {"median", "low", "high"}
         assert 0 < row["ms"]["low"] <= row["ms"]["median"] <= row["ms"]["high"]
         assert (row["against_ours"] is None) == (row["by"] == "fusedadam")
-        assert row["host_ms"] is None, "a CPU is its own host"
         assert row["percent_of_copy"] == pytest.approx(100 * row["roofline_ms"] / row["ms"]["median"])
-    assert {(c["over"], c["by"]) for c in data["growth"]} == {
-        (over, by) for over in ("elements", "tensors") for by in MEASURED
-    }
-    for curve in data["growth"]:
-        assert len(curve["points"]) == 4
-        assert curve["failed"] is None
 
 
 def test_bytes_are_those_of_the_rule(run: dict[str, Any]) -> None:
@@ -156,25 +150,25 @@ def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
 
 def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None:
     assert "\x1b" not in run["said"]
-    assert re.search(r"\[1 of 4\] AdamW on tiny.pt, float32: ours [\d.]+ ms, torch-fused [\d.]+ x, optimi", run["said"])
-    assert "[4 of 4] how AdamW's time grows with the number of tensors" in run["said"]
+    assert re.search(r"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, torch-fused [\d.]+ x, optimi", run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [
-        "ms", "spread", "GB moved", "of copy", "state MB", "extra MB", "time against ours"
+        "ms", "spread", "GB moved", "of copy", "state MB", "time against ours"
     ]  # fmt: skip
     assert "± is half the distance between the quartiles" in run["said"]
 
 
 def test_the_page_is_well_formed_and_needs_nothing_else(run: dict[str, Any]) -> None:
     page = ElementTree.fromstring(run["html"].replace("<!DOCTYPE html>", ""))
-    assert not [e.tag for e in page.iter() if e.tag in ("script", "link", "img", "iframe", "object")]
+    assert not [e.tag for e in page.iter() if e.tag in ("script", "link", "iframe", "object")]
     for element in page.iter():
-        assert not {"src", "href", "srcset", "data"} & set(element.attrib)
-    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"/\*.*?\*/", "", run["html"]))
+        assert not {"href", "srcset", "data"} & set(element.attrib)
+    (picture,) = page.iter("img")
+    assert base64.b64decode(picture.attrib["src"].removeprefix("data:image/png;base64,")) == run["png"]
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"/\*.*?\*/|data:[^\"]*", "", run["html"]))
     shown = " ".join(page.itertext())
     for said in ("fusedadam", "torch-fused", "optimi", "adamp", "flashoptim", "AdamP", "failed: crashed with SIGSEGV"):
         assert said in shown
-    assert len(list(page.iter("svg"))) == 3, "bars, and two charts of growth"
     assert "prefers-color-scheme: dark" in run["html"]
     assert 'name="viewport"' in run["html"]
 
@@ -210,7 +204,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: P
         process.kill()
         os.close(mine)
     assert "\x1b[" in screen
-    assert re.search(r"[01]/7", screen)
+    assert re.search(r"[01]/5", screen)
     assert "Stopped." in screen
     assert "Traceback" not in screen
     written = json.loads((out / "bench.json").read_text())
@@ -239,7 +233,7 @@ def read_until(terminal: int, text: str | None, seconds: float) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--peers", "tourch-fused"], "--peers: 'tourch-fused' is unknown; use torch-fused,"),
+        (["--peers", "tourch-fused"], "--peers: invalid choice: 'tourch-fused' (choose from"),
         (["--optimizers", "Lion"], "invalid choice: 'Lion'"),
         (["--shapes", "bert"], "invalid choice: 'bert'"),
         (["--dtypes", "int8"], "invalid choice: 'int8'"),
@@ -261,17 +255,8 @@ def test_wrong_options_are_refused_before_anything_is_measured(
     assert said in capsys.readouterr().err
 
 
-def test_the_list_says_who_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["bench", "--list", "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "gpt, llama, resnet, many-small" in said
-    assert re.search(r"torch-fused +available", said)
-    assert re.search(r"torch-compiled +available \(compiles for minutes", said)
-    assert re.search(r"apex +(not installed|runs on a GPU only)", said)
-
-
 @pytest.mark.gpu
-def test_on_a_gpu_the_host_has_a_time_of_its_own(folder: Path) -> None:
+def test_on_a_gpu(folder: Path) -> None:
     done = bench(
         folder,
         "--quick",
@@ -290,7 +275,4 @@ def test_on_a_gpu_the_host_has_a_time_of_its_own(folder: Path) -> None:
     data = json.loads(done.stdout)
     for row in data["results"]:
         assert row["failed"] is None
-        assert 0 < row["host_ms"] < 1000
-        assert row["extra_bytes"] >= 0
     assert data["machine"]["name"] == torch.cuda.get_device_name()
-    assert "host ms" in done.stderr

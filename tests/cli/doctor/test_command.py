@@ -21,7 +21,7 @@ from tests.cli.doctor.test_problems import FINE
 
 
 def test_serious_problems_come_first_and_are_counted() -> None:
-    both = replace(FINE, numba_settings={"OPT": 0}, environment={"NUMBA_NUM_THREADS": "4"})
+    both = replace(FINE, environment={"NUMBA_OPT": "0", "FUSEDADAM_CACHE": "x"})
     assert [p.serious for p in find(both)] == [True, False]
     lines = list(doctor.report(both, find(both)))
     assert sum(line.startswith("PROBLEM: ") for line in lines) == 1

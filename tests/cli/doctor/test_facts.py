@@ -9,6 +9,7 @@ import pytest
 from fusedadam import backends
 from fusedadam.cli import doctor
 from fusedadam.cli.doctor import facts as gathering
+from fusedadam.generated import cache_files
 
 
 def test_a_package_that_is_there_and_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,8 +25,6 @@ def test_a_package_that_is_there_and_broken_is_named(tmp_path: Path, monkeypatch
     [
         ({"cpu.max": "150000 100000\n"}, 1.5),
         ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({}, None),
     ],
     ids=str,
@@ -37,12 +36,10 @@ def test_the_quota_of_a_container_is_read(files: dict[str, str], quota: float | 
     assert gathering._quota(tmp_path) == quota
 
 
-def test_a_cache_is_counted_and_a_huge_one_not_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "below").mkdir()
-    for name in ("a.py", "b.py", "below/c.compiled"):
+def test_a_cache_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.py", "c.compiled", "d.other"):
         (tmp_path / name).write_bytes(b"12345")
-    cache = gathering._count("fusedadam", tmp_path, ".py")
-    assert (cache.files, cache.bytes, cache.counted, cache.error) == (2, 15, True, None)
-    monkeypatch.setattr(gathering, "COUNTING_SECONDS", -1)
-    assert not gathering._count("fusedadam", tmp_path, ".py").counted
-    assert "at least" in doctor._cache(gathering._count("fusedadam", tmp_path, ".py"))
+    monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
+    cache = gathering._own_cache()
+    assert (cache.kernels, cache.bytes, cache.error) == (2, 15, None)
+    assert doctor._cache(cache).endswith("2 kernels, 15 bytes")

@@ -2,7 +2,6 @@
 
 options.py       the options, and the sets of parameters that they name
 shapes_from.py   shapes of a checkpoint or a Hugging Face config
-planning.py      how large the sets are on this machine
 report.py        what was measured: the JSON file, and the tables in the terminal
 pictures.py      charts, as a PNG and for the page
 page.py          the HTML page
@@ -19,7 +18,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,23 @@ import torch
 
 import fusedadam
 from fusedadam.cli import charts, contestants, display, frame
-from fusedadam.cli.bench import pictures, planning, report
+from fusedadam.cli.bench import pictures, report
 from fusedadam.cli.bench.options import parse
 from fusedadam.cli.bench.page import page
-from fusedadam.cli.bench.report import Report
-from fusedadam.cli.harness import shapes
+from fusedadam.cli.bench.report import Report, Set
 from fusedadam.cli.harness.contestant import Probe
-from fusedadam.cli.harness.measure import Conditions, Make, Measured, bytes_each, measure
+from fusedadam.cli.harness.measure import Conditions, Make, measure, room
 from fusedadam.cli.harness.processes import Failed, Worker
-from fusedadam.cli.harness.shapes import Shape
+from fusedadam.cli.harness.shapes import Shape, parameters, shrunk
 
 LONGEST_MS, QUICK_LONGEST_MS = 8.0, 4.0  # of a step of AdamW at the speed of a copy: sets are scaled down to it
-POINTS, QUICK_POINTS = 6, 4
+BYTES_EACH = 28  # that AdamW moves in float32, to guess times
+DIVISORS = (1, 2, 4, 8, 16, 32)
+FEWEST_AT_ONCE = 2
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    if options.list:
-        _list(options.device)
-        return frame.FINE
     began = time.perf_counter()
     found = Report(
         machine={},
@@ -77,14 +74,13 @@ def main(arguments: Sequence[str]) -> int:
 def run(options: argparse.Namespace, found: Report) -> None:
     """Measures, and adds results to the report as they come."""
     with Worker(Probe, options.device, options.device, options.limit) as probe:
-        machine: dict[str, Any] = probe.ask("look")
+        found.machine = machine = probe.ask("look")
     conditions = Conditions(options.device, options.pace, machine.pop("free_bytes"), True, options.limit)
-    found.machine = machine
     longest = QUICK_LONGEST_MS if options.quick else LONGEST_MS
-    widest = max(options.dtypes, key=bytes_each)
+    widest = max(options.dtypes, key=lambda dtype: getattr(torch, dtype).itemsize)
     sets = [
-        planning.sized(name, given, widest, options.scale, longest, machine, conditions)
-        for name, given in options.sets.items()
+        sized(name, shapes, widest, options.scale, longest, machine, conditions)
+        for name, shapes in options.sets.items()
     ]
     found.sets = [described for described, _ in sets]
     threads = f"{machine['threads']} threads, " if machine["device"] == "cpu" else ""
@@ -95,30 +91,26 @@ def run(options: argparse.Namespace, found: Report) -> None:
 
     makes = _makes(options, found)
     cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in makes]
-    points = QUICK_POINTS if options.quick else POINTS
-    growing = {
-        "elements": planning.growing_size(points, longest, machine),
-        "tensors": planning.growing_count(points),
-    }
-    with display.progress(len(cases) + len(growing), lines=len(cases) + len(growing)) as progress:
-
-        def timed(
-            where: str, makes: Mapping[str, Make], sets: Sequence[Sequence[Shape]], dtype: str
-        ) -> list[dict[str, Measured]]:
-            return measure(makes, sets, dtype, conditions, lambda doing: progress.doing(f"{where}: {doing}"))
-
-        for described, own_shapes, dtype, name in cases:
-            (measured,) = timed(f"{name} on {described.name}, {dtype}", makes[name], [own_shapes], dtype)
-            found.results += (results := report.results(name, described.name, dtype, measured))
+    with display.progress(len(cases), lines=len(cases)) as progress:
+        for described, shapes, dtype, name in cases:
+            progress.doing(f"{name} on {described.name}, {dtype}")
+            results = report.results(name, described.name, dtype, measure(makes[name], shapes, dtype, conditions))
+            found.results += results
             progress.done(report.line(results))
-        name, dtype = options.optimizers[0], options.dtypes[0]
-        left_out = {r.by for r in found.results if r.failed and r.optimizer == name and not r.is_ours}
-        left_out |= {peer.name for peer in contestants.PEERS.get(name, ()) if peer.compiles}
-        quick = {by: make for by, make in makes[name].items() if by not in left_out}
-        for over, given in growing.items():
-            curves = timed(f"{name} over {over}", quick, list(given.values()), dtype)
-            found.growth += report.curves(over, name, dtype, dict(zip(given, curves, strict=True)))
-            progress.done(f"how {name}'s time grows with the number of {over}")
+
+
+def sized(
+    name: str, shapes: Sequence[Shape], dtype: str, wanted: int | None, longest_ms: float, machine: dict[str, Any],
+    conditions: Conditions,
+) -> tuple[Set, list[Shape]]:  # fmt: skip
+    """Scales a set down by ``wanted``, or until it fits into memory and, at a copy's speed, into ``longest_ms``."""
+    for divisor in DIVISORS if wanted is None else (wanted,):
+        smaller = shrunk(shapes, divisor) if divisor > 1 else list(shapes)
+        count = parameters(smaller)
+        ideal_ms = BYTES_EACH * count / machine["copy_gb_s"] / 1e6
+        if room(count, dtype, conditions) >= FEWEST_AT_ONCE and ideal_ms <= longest_ms:
+            break
+    return Set(name, len(smaller), count, divisor), smaller
 
 
 def _makes(options: argparse.Namespace, found: Report) -> dict[str, dict[str, Make]]:
@@ -128,7 +120,7 @@ def _makes(options: argparse.Namespace, found: Report) -> dict[str, dict[str, Ma
         peers, absent = contestants.choose(name, options.device.partition(":")[0], options.peers)
         found.absent += absent
         peers = peers[:1] if options.quick and options.peers is None else peers
-        implementations = (contestants.OURS, *peers, *options.add_peer.get(name, ()))
+        implementations = (contestants.OURS, *peers, *(by for optimizer, by in options.add_peer if optimizer == name))
         makes[name] = {by: functools.partial(contestants.make, name, by) for by in implementations}
     return makes
 
@@ -147,13 +139,3 @@ def write(found: Report, folder: Path) -> None:
         partial.write_bytes(content())
         partial.replace(folder / name)
     print(f"Written to {folder}: {', '.join(files)}. It took {found.seconds:.0f} seconds.", flush=True)
-
-
-def _list(device: str) -> None:
-    print(f"sets of parameters: {', '.join(shapes.by_name(device))}")
-    for name in contestants.optimizers():
-        print(f"{name}, beside:")
-        for peer in contestants.PEERS.get(name, ()):
-            chosen, absent = contestants.choose(name, device.partition(":")[0], [peer.name])
-            slow = " (compiles for minutes: only on request)" if peer.compiles and chosen else ""
-            print(f"  {peer.name:18} {absent[0].why if absent else 'installed' if peer.package else 'available'}{slow}")

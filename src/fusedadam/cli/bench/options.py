@@ -39,13 +39,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     known = list(contestants.optimizers())
     add = parser.add_argument
     add("--optimizers", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
-    add("--peers", nargs="+", metavar="NAME",
-        help="names that --list shows, all, or none (default: those that are installed and quickly ready)")  # fmt: skip
-    add("--add-peer", action="append", default=[], metavar="OPTIMIZER=MODULE:NAME",
+    add("--peers", nargs="+", choices=[*contestants.PEER_NAMES, "all", "none"], metavar="NAME",
+        help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
+    add("--add-peer", action="append", default=[], type=_added, metavar="OPTIMIZER=MODULE:NAME",
         help="an optimizer of your own, called as NAME(params, lr=..., ...)")  # fmt: skip
     add("--shapes", nargs="+", choices=list(shapes.by_name("cpu")), metavar="SET",
-        help="gpt, llama, resnet, many-small (default: gpt and many-small on a CPU, else all)")  # fmt: skip
-    add("--from", nargs="+", default=[], type=Path, dest="files", metavar="FILE",
+        help="gpt, llama, many-small (default: gpt and many-small on a CPU, else all)")  # fmt: skip
+    add("--from", nargs="+", default=[], type=_file, dest="files", metavar="FILE",
         help="shapes of a checkpoint (.pt, .safetensors) or of a Hugging Face config.json")  # fmt: skip
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
         help=f"{', '.join(DTYPES)} (default: float32)")  # fmt: skip
@@ -56,57 +56,44 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--limit", type=frame.whole(1), default=60, metavar="SECONDS",
         help="how long a process may take to answer (default: 60)")  # fmt: skip
     parser.add_device()
-    add("--output", type=Path, default=Path("fusedadam-bench"), metavar="FOLDER",
+    add("--output", type=_folder, default="fusedadam-bench", metavar="FOLDER",
         help="for bench.json, bench.html and bench.png (default: fusedadam-bench)")  # fmt: skip
     parser.add_json()
-    add("--list", action="store_true", help="show optimizers, peers and sets, and measure nothing")
     options = parser.parse_args(arguments)
     options.device = str(options.device or frame.default_device())
-    if not options.list:
-        _complete(parser, options)
+    pace = QUICK if options.quick else FULL
+    options.pace = Pace(options.turns or pace.turns, pace.seconds)
+    sets = shapes.by_name(options.device)
+    if options.shapes is None:
+        few = ["gpt"] if options.quick else ["gpt", "many-small"]
+        options.shapes = [] if options.files else few if options.quick or options.device == "cpu" else list(sets)
+    options.sets = {name: sets[name]() for name in options.shapes}
+    for path, own in options.files:
+        options.sets[str(path) if path.name in options.sets else path.name] = own
     return options
 
 
-def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Checks what argparse cannot, and looks up the sets of parameters."""
-    for name in options.peers or ():
-        if name not in (*contestants.PEER_NAMES, "all", "none"):
-            known = ", ".join(contestants.PEER_NAMES)
-            parser.error(f"argument --peers: {name!r} is unknown; use {known}, all or none")
-    options.add_peer = _added(parser, options.add_peer)
-    options.sets = _sets(parser, options)
-    pace = QUICK if options.quick else FULL
-    options.pace = Pace(options.turns or pace.turns, pace.seconds)
+def _added(text: str) -> tuple[str, str]:
+    optimizer, _, where = text.partition("=")
+    module, _, name = where.partition(":")
+    if optimizer not in contestants.optimizers() or not module or not name:
+        must = "must be OPTIMIZER=MODULE:NAME, as AdamW=mypackage.optim:MyAdamW"
+        raise argparse.ArgumentTypeError(f"{text!r} {must}")
+    return optimizer, where
+
+
+def _file(text: str) -> tuple[Path, Sequence[Shape]]:
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
+        return Path(text), shapes_from(Path(text))
+    except Unreadable as reason:
+        raise argparse.ArgumentTypeError(str(reason)) from None
+
+
+def _folder(text: str) -> Path:
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"argument --output: {options.output} cannot be made: {error.strerror}")
-    if not os.access(options.output, os.W_OK):
-        parser.error(f"argument --output: {options.output} cannot be written to")
-
-
-def _added(parser: argparse.ArgumentParser, given: Sequence[str]) -> dict[str, list[str]]:
-    added: dict[str, list[str]] = {}
-    for text in given:
-        optimizer, _, where = text.partition("=")
-        module, _, name = where.partition(":")
-        if optimizer not in contestants.optimizers() or not module or not name:
-            must = "must be OPTIMIZER=MODULE:NAME, as AdamW=mypackage.optim:MyAdamW"
-            parser.error(f"argument --add-peer: {text!r} {must}")
-        added.setdefault(optimizer, []).append(where)
-    return added
-
-
-def _sets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Sequence[Shape]]:
-    known = shapes.by_name(options.device)
-    names = options.shapes
-    if names is None:
-        few = ["gpt"] if options.quick else ["gpt", "many-small"]
-        names = [] if options.files else few if options.quick or options.device == "cpu" else list(known)
-    sets: dict[str, Sequence[Shape]] = {name: known[name]() for name in names}
-    for path in options.files:
-        try:
-            sets[str(path) if path.name in sets else path.name] = shapes_from(path)
-        except Unreadable as reason:
-            parser.error(f"argument --from: {reason}")
-    return sets
+        raise argparse.ArgumentTypeError(f"{text} cannot be made: {error.strerror}") from None
+    if not os.access(text, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written to")
+    return Path(text)

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
-from collections.abc import Iterator
 from html import escape
 
 from fusedadam.cli import charts
-from fusedadam.cli.bench.pictures import bars_svg, curves_svg, grown
-from fusedadam.cli.bench.report import Report, Result, columns, ratio
-
-COLUMNS = {
-    "ms": "milliseconds of a whole optimizer.step(), the median of the turns",
-    "spread": "half the distance between the quartiles of the turns, in percent of the median",
-    "GB moved": "what a step must read and write, from the roles of its rule and their dtypes; the same for a peer, "
-    "except for states that it keeps smaller or larger",
-    "of copy": "the bandwidth of those bytes in percent of a large copy's, measured in the same turns (on a CPU: in "
-    "place). Parameters that fit into a cache can be faster than a copy that does not",
-    "host ms": "until a single step() returns, with nothing queued before it; on a CPU all time is the host's",
-    "state MB": "what the optimizer keeps beside parameters and gradients",
-    "extra MB": "what a step needs at its peak in addition",
-    "time against ours": "its time over ours in the same turn, the median: above 1 we are faster",
-}
+from fusedadam.cli.bench import pictures
+from fusedadam.cli.bench.report import COLUMNS, Report, Result
 
 
 def page(report: Report) -> str:
     machine = report.machine
     threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
-    stopped = None if report.complete else "Stopped before everything was measured."
-    missing = None if charts.possible() else charts.MISSING
-    warned = "".join(f'<p class="warning">{escape(s)}</p>' for s in (stopped, missing, report.busy_sentence()) if s)
+    stopped = "" if report.complete else '<p class="warning">Stopped before everything was measured.</p>'
+    picture = base64.b64encode(pictures.png(report)).decode() if charts.possible() else None
+    chart = charts.MISSING if picture is None else f'<img alt="Bars" src="data:image/png;base64,{picture}"/>'
     style = importlib.resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     title = f"A step of each optimizer on {machine['name']}"
     return f"""<!DOCTYPE html>
@@ -46,57 +33,31 @@ def page(report: Report) -> str:
 <h1>{escape(title)}</h1>
 <p class="muted">{escape(machine["device"])}{threads}, a large copy moves {machine["copy_gb_s"]:.0f} GB/s.
 {escape(", ".join(f"{name} {version}" for name, version in report.versions.items()))}. {escape(report.began)}</p>
-{warned}</header>
-<div class="cards">{"".join(_cards(report))}</div>
-<div class="columns">{"".join(_charts(report)) if charts.possible() else ""}</div>
-<section><h2>All figures</h2>{"".join(_tables(report))}</section>
-<section><h2>How to read them</h2>
+{stopped}</header>
+<section>{chart}</section>
+{"".join(_panel(*panel) for panel in report.panels().items())}
+<section><h2>How to read it</h2>
 <p>Each implementation runs in its own process, and they take turns, so that other programs slow all of them alike.
-Read the ratios. {escape(report.spread_sentence())}</p>
-<dl>{"".join(f"<dt>{name}</dt><dd>{meaning}</dd>" for name, meaning in COLUMNS.items())}</dl>
+Read the ratios: "time against ours" is above 1 where ours is faster. "ms" is the median of a whole optimizer.step(),
+"of copy" the bandwidth of the bytes that a step must move, in percent of a large copy's.</p>
+{"".join(f"<p>{escape(note)}</p>" for note in report.notes())}
 </section>
-{_absent(report)}
 <p class="muted"><code>{escape(report.command)}</code> took {report.seconds:.0f} seconds.</p>
 </body>
 </html>
 """
 
 
-def _cards(report: Report) -> Iterator[str]:
-    """For each optimizer, how it compares with the first peer on the first set."""
-    seen: set[str] = set()
-    for r in report.results:
-        if r.against_ours is not None and r.optimizer not in seen:
-            seen.add(r.optimizer)
-            yield (
-                f"<div>{escape(r.optimizer)}<b>{ratio(r.against_ours.median)}&#215;</b>"
-                f"<small>as fast as {escape(r.by)} on {escape(r.set)}, {r.dtype}</small></div>"
-            )
+def _panel(title: str, rows: list[Result]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("optimizer", *COLUMNS))
+    body = "".join(map(_row, rows))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<section><h2>{escape(title)}</h2>{table}</section>"
 
 
-def _charts(report: Report) -> Iterator[str]:
-    drawn = {f"{one.described}, {dtype}": bars_svg(rows, one.described) for one, dtype, rows in report.panels()}
-    drawn |= {title: curves_svg(curves, title) for title, curves in grown(report).items()}
-    yield from (f"<section><h2>{escape(title)}</h2>{chart}</section>" for title, chart in drawn.items())
-
-
-def _tables(report: Report) -> Iterator[str]:
-    for one, dtype, rows in report.panels():
-        shown = columns(rows) | {"optimizer": lambda r: f"{r.optimizer}, {r.by}"}
-        head = "".join(f"<th>{name}</th>" for name in shown)
-        body = "".join(_row(r, {name: cell(r) for name, cell in shown.items()}) for r in rows)
-        caption = f"<caption>{escape(one.described)}, {dtype}</caption>"
-        yield f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _row(r: Result, texts: dict[str, str]) -> str:
-    cells = [f'<td data-name="{name}">{escape(text)}</td>' for name, text in texts.items()]
+def _row(r: Result) -> str:
+    cells = "".join(f'<td data-name="{name}">{escape(cell(r))}</td>' for name, cell in COLUMNS.items())
     if r.failed:
-        cells[1:] = [f'<td class="reason" colspan="{len(texts) - 1}">failed: {escape(r.failed)}</td>']
+        cells = f'<td class="reason" colspan="{len(COLUMNS)}">failed: {escape(r.failed)}</td>'
     kind = ' class="ours"' if r.is_ours else ""
-    return f"<tr{kind}>{''.join(cells)}</tr>"
-
-
-def _absent(report: Report) -> str:
-    entries = "".join(f"<dt>{escape(n)}</dt><dd>{escape(w)}</dd>" for w, n in report.absent_by_reason.items())
-    return f"<section><h2>Not measured</h2><dl>{entries}</dl></section>" if entries else ""
+    return f"<tr{kind}><td>{escape(r.optimizer)}, {escape(r.by)}</td>{cells}</tr>"

@@ -11,7 +11,7 @@ from fusedadam.cli import display
 from fusedadam.cli.contestants import OURS, Absent
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
-VERSION = 1  # of the JSON file
+VERSION = 2  # of the JSON file
 BUSY = 20.0  # percent of spread that a quiet machine does not have
 
 
@@ -51,9 +51,7 @@ class Result:
     against_ours: Spread | None = None  # its time over ours in the same turn; None for ours
     bytes_moved: int | None = None
     copy_gb_s: float | None = None  # of large copies in the same turns, ours and its peers'
-    host_ms: float | None = None  # None on a CPU, where all time is the host's
     state_bytes: int | None = None
-    extra_bytes: int | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -69,27 +67,6 @@ class Result:
     @property
     def percent_of_copy(self) -> float | None:
         return None if self.roofline_ms is None or self.ms is None else 100 * self.roofline_ms / self.ms.median
-
-
-@dataclass(frozen=True)
-class Point:
-    """``x`` elements in one tensor, or tensors of a fixed size."""
-
-    x: int
-    ms: Spread
-    roofline_ms: float | None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How the time of one implementation grows."""
-
-    over: str  # "elements" or "tensors"
-    optimizer: str
-    by: str
-    dtype: str
-    points: tuple[Point, ...]
-    failed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,21 +96,9 @@ def results(optimizer: str, name: str, dtype: str, measured: Mapping[str, Measur
         against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
         moved = bytes_moved(own, measured[OURS])
         times = Result(optimizer, by, name, dtype, None, Spread.of(own.ms), len(own.ms), against, moved, copied / 1e6,
-                       **own.account)  # fmt: skip
+                       own.state_bytes)  # fmt: skip
         found.append(times)
     return found
-
-
-def curves(over: str, optimizer: str, dtype: str, measured: Mapping[int, Mapping[str, Measured]]) -> list[Curve]:
-    """``measured``: ours and its peers, by the number of ``over``."""
-    points: dict[str, list[Point]] = {by: [] for own in measured.values() for by in own}
-    failed: dict[str, str | None] = {}
-    for x, own in measured.items():
-        for result in results(optimizer, "", dtype, own):
-            failed[result.by] = result.failed
-            if result.ms is not None:
-                points[result.by].append(Point(x, result.ms, result.roofline_ms))
-    return [Curve(over, optimizer, by, dtype, tuple(found), failed[by]) for by, found in points.items()]
 
 
 @dataclass
@@ -144,7 +109,6 @@ class Report:
     began: str
     sets: list[Set] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    growth: list[Curve] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
     seconds: float = 0.0
     complete: bool = False
@@ -155,53 +119,28 @@ class Report:
             row.update(roofline_ms=result.roofline_ms, percent_of_copy=result.percent_of_copy)
         return data
 
-    def panels(self) -> Iterator[tuple[Set, str, list[Result]]]:
-        """The results of each set and dtype."""
-        for one in self.sets:
-            for dtype in dict.fromkeys(r.dtype for r in self.results):
-                if rows := [r for r in self.results if (r.set, r.dtype) == (one.name, dtype)]:
-                    yield one, dtype, rows
+    def panels(self) -> dict[str, list[Result]]:
+        """The results of each set and dtype, by title."""
+        found: dict[str, list[Result]] = {}
+        described = {one.name: one.described for one in self.sets}
+        for result in self.results:
+            found.setdefault(f"{described[result.set]}, {result.dtype}", []).append(result)
+        return found
 
     @property
     def our_failures(self) -> list[Result]:
         return [r for r in self.results if r.is_ours and r.failed]
 
-    @property
-    def absent_by_reason(self) -> dict[str, str]:
-        """The names of the peers that were not measured."""
-        names: dict[str, dict[str, None]] = {}
-        for one in self.absent:
-            names.setdefault(one.why, {})[one.by] = None
-        return {why: ", ".join(own) for why, own in names.items()}
-
-    def spread_sentence(self) -> str:
-        worst = self._largest_spread()
-        if worst is None:
-            return "Nothing was measured."
-        percent, result = worst
-        where = f"{result.optimizer} by {result.by} on {result.set}, {result.dtype}"
-        return (
-            "Times are medians; ± is half the distance between the quartiles of the turns. "
-            f"The largest was ± {percent:.0f} % ({where})."
-        )
-
-    def cache_sentence(self) -> str | None:
-        if all((result.percent_of_copy or 0.0) <= 100 for result in self.results):
-            return None
-        return "Above 100 % of copy: parameters that fit into a cache can be faster than a large copy, which does not."
-
-    def busy_sentence(self) -> str | None:
-        worst = self._largest_spread()
-        if worst is None or worst[0] <= BUSY:
-            return None
-        return (
-            f"Times varied by ± {worst[0]:.0f} %: something else was using the machine. "
-            "Measure again before you trust a ratio."
-        )
-
-    def _largest_spread(self) -> tuple[float, Result] | None:
-        measured = [(r.ms.percent, r) for r in self.results if r.ms is not None]
-        return max(measured, key=lambda found: found[0], default=None)
+    def notes(self) -> Iterator[str]:
+        """What to know before reading the figures."""
+        for why in dict.fromkeys(one.why for one in self.absent):
+            yield f"{', '.join(dict.fromkeys(one.by for one in self.absent if one.why == why))}: {why}"
+        worst = max((r.ms.percent for r in self.results if r.ms is not None), default=0.0)
+        yield f"Times are medians; ± is half the distance between the quartiles of the turns, at most {worst:.0f} %."
+        if any((result.percent_of_copy or 0.0) > 100 for result in self.results):
+            yield "Above 100 % of copy: parameters that fit into a cache can be faster than a large copy."
+        if worst > BUSY:
+            yield "Something else was using the machine: measure again before you trust a ratio."
 
 
 def line(found: Sequence[Result]) -> str:
@@ -212,44 +151,25 @@ def line(found: Sequence[Result]) -> str:
 
 
 def show(report: Report) -> None:
-    for one, dtype, rows in report.panels():
-        print(f"\n{one.described}, {dtype}")
-        shown = columns(rows)
-        display.table(list(shown), [[cell(r) for cell in shown.values()] for r in rows])
+    for title, rows in report.panels().items():
+        names = (f"{r.optimizer if r.is_ours else '':9} {r.by}" for r in rows)
+        cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
+        print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
     for result in report.results:
         if result.failed:
             print(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}")
-    for why, names in report.absent_by_reason.items():
-        print(f"{names}: {why}")
-    sentences = report.spread_sentence(), report.cache_sentence(), report.busy_sentence()
-    print("", *filter(None, sentences), sep="\n")
-
-
-def columns(rows: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
-    """The columns of the table. A CPU has none for the host's time, which would be all of it."""
-    host = {"host ms": lambda r: _optional(r.host_ms, 1, 3)} if any(r.host_ms is not None for r in rows) else {}
-    return {
-        "optimizer": lambda r: f"{r.optimizer if r.is_ours else '':9} {r.by}",
-        "ms": lambda r: "failed" if r.ms is None else number(r.ms.median),
-        "spread": lambda r: "" if r.ms is None else f"± {r.ms.percent:.0f} %",
-        "GB moved": lambda r: _optional(r.bytes_moved, 1e9, 3),
-        "of copy": lambda r: "" if r.percent_of_copy is None else f"{r.percent_of_copy:.0f} %",
-        **host,
-        "state MB": lambda r: _optional(r.state_bytes, 1e6, 1),
-        "extra MB": lambda r: _optional(r.extra_bytes, 1e6, 1),
-        "time against ours": _against,
-    }
-
-
-def number(value: float) -> str:
-    """Milliseconds with three or four digits."""
-    digits = 4 if value < 0.1 else 3 if value < 10 else 1 if value < 1000 else 0
-    return f"{value:.{digits}f}"
+    print("", *report.notes(), sep="\n")
 
 
 def ratio(value: float) -> str:
     """With three digits."""
     digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}"
+
+
+def number(value: float) -> str:
+    """Milliseconds with three or four digits."""
+    digits = 4 if value < 0.1 else 3 if value < 10 else 1 if value < 1000 else 0
     return f"{value:.{digits}f}"
 
 
@@ -261,5 +181,11 @@ def _against(r: Result) -> str:
     return "" if r.against_ours is None else f"{ratio(r.against_ours.median)} x"
 
 
-def _optional(value: float | None, unit: float, digits: int) -> str:
-    return "" if value is None else f"{value / unit:.{digits}f}"
+COLUMNS: dict[str, Callable[[Result], str]] = {
+    "ms": lambda r: "failed" if r.ms is None else number(r.ms.median),
+    "spread": lambda r: "" if r.ms is None else f"± {r.ms.percent:.0f} %",
+    "GB moved": lambda r: "" if r.bytes_moved is None else f"{r.bytes_moved / 1e9:.3f}",
+    "of copy": lambda r: "" if r.percent_of_copy is None else f"{r.percent_of_copy:.0f} %",
+    "state MB": lambda r: "" if r.state_bytes is None else f"{r.state_bytes / 1e6:.1f}",
+    "time against ours": _against,
+}

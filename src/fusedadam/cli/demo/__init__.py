@@ -2,7 +2,6 @@
 
 transformer.py   the model and its text
 training.py      the optimizers, each training its own copy of the model
-estimate.py      what a user's own run would save
 picture.py       losses and times as a PNG
 """
 
@@ -10,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +18,10 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam import backends
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
-from fusedadam.cli.demo.estimate import estimated
-from fusedadam.cli.demo.training import OPTIMIZERS, UNMEASURED, Result, Training, train, unmeasured
+from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
-from fusedadam.cli.peers import adamp_package
 from fusedadam.machine import processor
 
 STEPS, SECONDS = 150, 75
@@ -53,36 +47,35 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     device: torch.device = options.device
     size = ON_CPU if device.type == "cpu" else ON_GPU
     torch.manual_seed(options.seed)
-    model, text = TinyTransformer(size), standard_library()
+    model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"Device: {_describe(device)}")
+    print(f"Device: {device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
-    print(f"Text: {len(text.training) / 1e6:.1f} MB of the source of Python's standard library")
-    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).\n", flush=True)
+    print(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
+    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
+    if len(OPTIMIZERS) < 2 * len(OPTIONS):
+        print("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
-    batches = (random_windows(text.training, size, generator).to(device) for _ in range(steps))
-    trainings = [Training(name, model, device, steps) for name in OPTIMIZERS]
+    batches = (random_windows(text, size, generator).to(device) for _ in range(steps))
+    trainings = [Training(name, by, model, device, steps) for name, by in OPTIMIZERS]
+    print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
         print(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
 
-    held_out = even_windows(text.validation, size, VALIDATION_WINDOWS).to(device)
+    held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
     pairs = list(zip(results[1::2], results[::2], strict=True))
     doubt = speed_doubt(results, done - unmeasured(done))
     report(pairs, done, doubt)
-    for training in trainings:
-        if isinstance(training.optimizer, fusedadam.AdamP):
-            print(projections_sentence(training.optimizer))
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {device_name(device)}"
     draw(pairs, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
-    saved = None if options.params is None else estimated(options.params, options.steps_per_second, device)
     seconds = time.perf_counter() - began
     print(f"The demo took {seconds:.0f} seconds.")
     return {
-        "version": 1,
+        "version": 2,
         "device": str(device),
         "name": device_name(device),
         "torch": torch.__version__,
@@ -92,7 +85,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "results": [dataclasses.asdict(result) for result in results],
         "speed_doubt": doubt,
-        "estimate": saved and [dataclasses.asdict(s) | {"seconds_a_day": s.seconds_a_day} for s in saved],
         "seconds": seconds,
     }
 
@@ -108,24 +100,19 @@ def draw(pairs: Pairs, title: str, doubt: str | None, path: Path) -> None:
 def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
     rows = []
     for ours, theirs in pairs:
-        speed = "unclear" if doubt else f"{theirs.step_ms / ours.step_ms:.2f} x"
-        for result, said in ((theirs, "reference"), (ours, speed)):
-            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", said))
-    print()
-    display.table(("optimizer", "validation loss", "optimizer step (ms)", "speed against peer"), rows)
+        speed, saved = f"{theirs.step_ms / ours.step_ms:.2f} x", f"{ours.saved_percent(theirs):.1f} %"
+        gain = ("unclear", "unclear") if doubt else (speed, saved)
+        for result, said in ((theirs, ("reference", "")), (ours, gain)):
+            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", *said))
+    headers = ("optimizer", "validation loss", "optimizer step (ms)", "its speed", "training time saved")
+    print(f"\n{display.table(headers, rows)}")
     pass_ms = statistics.median(result.pass_ms for pair in pairs for result in pair)
-    print("torch's AdamW and Adam have fused=True; the EMA is one foreach operation after it.")
-    adamp = "the adamp package" if adamp_package() else "a loop (the adamp package is not installed)"
-    print(f"torch has no AdamP and no BertAdam: their peers are {adamp} and a loop as in NVIDIA's BERT training.")
     print(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
     print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
-    print(losses_sentence(pairs, steps))
-    print(doubt or speed_sentence(pairs))
-
-
-def losses_sentence(pairs: Pairs, steps: int) -> str:
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    return f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's."
+    print(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
+    if doubt:
+        print(doubt)
 
 
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
@@ -141,39 +128,15 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
     return None
 
 
-def speed_sentence(pairs: Pairs) -> str:
-    said = [f"{ours.name.split()[-1]} is {_compare(theirs.step_ms / ours.step_ms)}" for ours, theirs in pairs]
-    return f"The optimizer step, against its peer's: {', '.join(said)}."
-
-
-def projections_sentence(optimizer: fusedadam.AdamP) -> str:
-    """AdamP projects updates where a weight's length does not matter."""
-    ways = Counter(way for param, way in optimizer.projections().items() if param.ndim > 1)
-    said = f"{ways['channel']} by channel, {ways['layer']} as a whole, {ways['none']} not at all"
-    return f"AdamP's last step projected the updates of {ways.total()} matrices: {said}."
-
-
-def _compare(ratio: float) -> str:
-    word = "as fast" if abs(ratio - 1) < 0.03 else "faster" if ratio > 1 else "slower"
-    return f"{word} ({ratio:.2f} x)"
-
-
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-
-
-def _describe(device: torch.device) -> str:
-    backend = backends.choose(device, None).prepare.__module__.removeprefix("fusedadam.backends.")
-    machine = f"{device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    return f"{machine}, backend: {backend}"
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "demo",
-        "Trains a small transformer with these optimizers and with their peers, side by side. With --params and "
-        "--steps-per-second it also estimates what a training run of your own would save.",
-        {"": "about a minute", "--params 1.3e9 --steps-per-second 2": "what would it save me?"},
+        "Trains a small transformer with these optimizers and with their peers, side by side.",
+        {"": "about a minute", "--steps 1000 --output gain.png": "longer, for a clearer picture"},
     )
     parser.add_argument("--steps", type=frame.whole(2, " (the first step only warms up)"),
                         help=f"default: {STEPS}, or as many as fit into {SECONDS} seconds")  # fmt: skip
@@ -182,11 +145,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=_picture, default="fusedadam-demo.png", metavar="FILE",
                         help="for the picture (default: fusedadam-demo.png)")  # fmt: skip
     parser.add_json()
-    parser.add_argument("--params", type=_positive, metavar="N", help="parameters of your model, on each device")
-    parser.add_argument("--steps-per-second", type=_positive, metavar="N", help="training steps that you make now")
     options = parser.parse_args(arguments)
-    if (options.params is None) != (options.steps_per_second is None):
-        parser.error("--params and --steps-per-second must be given together: a saving is a part of your training step")
     options.device = options.device or frame.default_device()
     return options
 
@@ -205,13 +164,3 @@ def _picture(text: str) -> Path:
     if not existed:
         path.unlink()
     return path
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, as 1.3e9")
-    return value

@@ -51,9 +51,8 @@ def _times(axes: Axes, pairs: Pairs, doubt: str | None) -> None:
         axes.barh(k - 0.2, 100, height=0.36, color=charts.PEER)
         axes.barh(k + 0.2, percent, height=0.36, color=charts.OURS)
         axes.text(1.5, k - 0.2, f"{theirs.name}: {theirs.step_ms:.3g} ms", va="center", fontsize=8.5, color=charts.INK)
-        share = 100 * (theirs.step_ms - ours.step_ms) / (theirs.pass_ms + theirs.step_ms)
-        saved = f", {abs(share):.1f} % of the training time {'saved' if share >= 0 else 'more'}"
-        charts.label(axes, percent + 1.5, k + 0.2, f"{ours.step_ms:.3g} ms{'' if doubt else saved}")
+        saved = "" if doubt else f", saves {ours.saved_percent(theirs):.1f} % of the training time"
+        charts.label(axes, percent + 1.5, k + 0.2, f"{ours.step_ms:.3g} ms{saved}")
     axes.set_yticks(range(len(pairs)), [ours.name.split()[-1] for ours, _ in pairs])
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.set_xlim(0, widest + 80)

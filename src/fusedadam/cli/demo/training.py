@@ -11,7 +11,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from fusedadam.cli import contestants, display
-from fusedadam.cli.contestants import OURS, Params
+from fusedadam.cli.contestants import OURS
 from fusedadam.cli.demo.transformer import TinyTransformer
 from fusedadam.cli.harness.timing import waiting_for
-from fusedadam.cli.peers import adamp_package
 
 UNMEASURED = 10  # of the first steps, in which kernels are compiled and memory is allocated
 TURN, LONGEST_TURN = 5, 2.0  # steps per turn, unless a round of turns would take longer than these seconds
@@ -31,26 +30,9 @@ ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would un
 # without bias correction the first steps are three times as large: training would diverge at 1e-3
 BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 
-ADAMP_PEER, ADAMP_BY = ("plain AdamP", "loop") if adamp_package() is None else ("adamp AdamP", "adamp")
-PAIRS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
-    ("AdamW", ADAMW, "torch AdamW", "torch-fused"),
-    ("Adam", ADAM, "torch Adam", "torch-fused"),
-    ("EmaAdamW", ADAMW, "torch AdamW + EMA", "torch-fused+ema"),
-    ("AdamP", ADAMW, ADAMP_PEER, ADAMP_BY),
-    ("BertAdam", BERT, "plain BertAdam", "loop"),
-)
-
-
-def _made(optimizer: str, by: str, options: dict[str, Any]) -> Callable[[Params], Any]:
-    return lambda params: contestants.make(optimizer, by, params, options)
-
-
-# Each of ours comes after its peer.
-OPTIMIZERS: dict[str, Callable[[Params], Any]] = {
-    name: _made(optimizer, by, options)
-    for optimizer, options, peer, peers_by in PAIRS
-    for name, by in ((peer, peers_by), (f"fusedadam {optimizer}", OURS))
-}
+OPTIONS = {"AdamW": ADAMW, "Adam": ADAM, "EmaAdamW": ADAMW, "AdamP": ADAMW, "BertAdam": BERT}
+# Each of ours comes after its peer, the first one that is installed; without a peer it is left out.
+OPTIMIZERS = [(name, by) for name in OPTIONS if (peer := contestants.first_peer(name)) for by in (peer, OURS)]
 
 
 @dataclass(frozen=True)
@@ -64,14 +46,18 @@ class Result:
     fastest_step_ms: float
     losses: tuple[float, ...] = ()  # of each training step
 
+    def saved_percent(self, peer: Result) -> float:
+        """How much less time than with the peer a training step takes."""
+        return 100 * (peer.step_ms - self.step_ms) / (peer.pass_ms + peer.step_ms)
+
 
 class Training:
     """One optimizer with its own copy of the model."""
 
-    def __init__(self, name: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
-        self.name, self._wait = name, waiting_for(str(device))
+    def __init__(self, optimizer: str, by: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
+        self.name, self._wait = f"{by} {optimizer}", waiting_for(str(device))
         self.model = copy.deepcopy(model).to(device)
-        self.optimizer = OPTIMIZERS[name](list(self.model.parameters()))
+        self.optimizer = contestants.make(optimizer, by, list(self.model.parameters()), OPTIONS[optimizer])
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.pass_times: list[float] = []
         self.step_times: list[float] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,34 +25,6 @@ class Size:
     batch: int
 
 
-class Block(nn.Module):
-    """Attention, then two linear layers, each with a skip connection."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.attention_norm = nn.LayerNorm(size.width)
-        self.query_key_value = nn.Linear(size.width, 3 * size.width, bias=False)
-        self.attention_out = nn.Linear(size.width, size.width, bias=False)
-        self.mlp_norm = nn.LayerNorm(size.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attend(self.attention_norm(x))
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
-
-    def attend(self, x: Tensor) -> Tensor:
-        batch, context, width = x.shape
-        qkv: Tensor = self.query_key_value(x)
-        query, key, value = qkv.view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
 class TinyTransformer(nn.Module):
     """Computes the logits of the next byte for each byte.
 
@@ -66,8 +37,11 @@ class TinyTransformer(nn.Module):
         self.byte_embedding = nn.Embedding(BYTES, size.width)
         self.pair_embedding = nn.Embedding(ASCII * ASCII, size.width)
         self.position_embedding = nn.Embedding(size.context, size.width)
-        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
-        self.norm = nn.LayerNorm(size.width)
+        layer = nn.TransformerEncoderLayer(
+            size.width, size.heads, 4 * size.width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(size.width)
+        self.layers = nn.TransformerEncoder(layer, size.layers, norm, enable_nested_tensor=False)
         self.head = nn.Linear(size.width, BYTES, bias=False)
         self.apply(_small_weights)
 
@@ -75,7 +49,8 @@ class TinyTransformer(nn.Module):
         before = F.pad(tokens[:, :-1], (1, 0))
         pairs = (before % ASCII) * ASCII + tokens % ASCII
         x = self.byte_embedding(tokens) + self.pair_embedding(pairs) + self.position_embedding.weight[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+        logits: Tensor = self.head(self.layers(x, mask, is_causal=True))
         return logits
 
     def loss(self, windows: Tensor) -> Tensor:
@@ -91,15 +66,8 @@ def _small_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-class Text(NamedTuple):
-    """Bytes as integers."""
-
-    training: Tensor
-    validation: Tensor
-
-
-def standard_library(limit: int = 4_000_000) -> Text:
-    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is held out."""
+def standard_library(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
+    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is for validation."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -110,7 +78,7 @@ def standard_library(limit: int = 4_000_000) -> Text:
         raise RuntimeError(f"the demo trains on Python's standard library, but {folder} has hardly any source files")
     tokens = torch.frombuffer(text, dtype=torch.uint8)[:limit].long()
     border = len(tokens) * 9 // 10
-    return Text(tokens[:border], tokens[border:])
+    return tokens[:border], tokens[border:]
 
 
 def random_windows(text: Tensor, size: Size, generator: torch.Generator) -> Tensor:

@@ -59,8 +59,7 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _device(device: Device) -> Iterator[str]:
-    size = "" if device.memory is None else f", {readable(device.memory)} of memory"
-    yield f"{device.device}: {device.name}{size}"
+    yield f"{device.device}: {device.name}"
     yield f"  backend: {device.backend} ({'tested' if device.tested else 'untested'} on this device)"
     yield from (f"  not {name}: {reason}" for name, reason in device.why_not.items())
 
@@ -75,5 +74,5 @@ def _threads(threads: Threads) -> str:
 def _cache(cache: Cache) -> str:
     if cache.folder is None:
         return f"{cache.whose}'s compiled code: nowhere ({cache.error})"
-    more = "" if cache.counted else "at least "
-    return f"{cache.whose}'s compiled code: {cache.folder}, {more}{cache.files:,} kernels, {readable(cache.bytes)}"
+    counted = "" if cache.kernels is None else f", {cache.kernels:,} kernels, {readable(cache.bytes)}"
+    return f"{cache.whose}'s compiled code: {cache.folder}{counted}"

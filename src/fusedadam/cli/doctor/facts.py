@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import math
 import os
 import platform
-import re
 import shutil
-import sys
 import sysconfig
-import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,32 +24,23 @@ from fusedadam.machine import cores, processor
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
-SETTINGS = ("DISABLE_JIT", "OPT", "LOOP_VECTORIZE", "DEBUGINFO_DEFAULT", "CPU_NAME")  # of Numba
-COUNTING_SECONDS = 0.5  # a cache may have very many files
 
 # What our tests and measurements have run on.
 TESTED_PROCESSORS, TESTED_SYSTEM, TESTED_GPUS = ("x86_64", "amd64"), "Linux", ("NVIDIA H200",)
 NEVER_TESTED = (
-    "NVIDIA GPUs other than the H200",
-    "AMD GPUs (ROCm)",
-    "Intel GPUs (XPU)",
-    "Ascend NPUs",
-    "processors other than x86-64",
-    "Apple's MPS and other devices that torch knows",
-    "macOS and Windows",
-)
+    "NVIDIA GPUs other than the H200", "AMD GPUs (ROCm)", "Intel GPUs (XPU)", "Ascend NPUs",
+    "processors other than x86-64", "Apple's MPS and other devices that torch knows", "macOS and Windows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Device:
     device: str
     name: str
-    memory: int | None
     backend: str
     why_not: dict[str, str]  # why the other backends are not used
     lacking: str | None  # why a faster backend is unavailable
     tested: bool
-    capability: tuple[int, int] | None = None  # CUDA's
 
 
 @dataclass(frozen=True)
@@ -72,12 +59,10 @@ class Threads:
 class Cache:
     whose: str
     folder: str | None
-    files: int = 0
+    kernels: int | None = None  # not counted in Triton's
     bytes: int = 0
-    counted: bool = True  # False: there are more files than could be counted quickly
     free: int | None = None  # bytes on the disk
     error: str | None = None
-    damaged: int = 0  # counted files whose checksum is wrong
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,6 @@ class Facts:
     python: str
     system: str
     versions: dict[str, str | None]
-    required: dict[str, str]  # the oldest versions that are supported
     broken: dict[str, str]  # packages that are installed but cannot be imported, and why
     devices: list[Device]
     gpus: int  # NVIDIA GPUs that the driver knows, whether or not torch can use them
@@ -95,9 +79,7 @@ class Facts:
     complaints: list[str]  # warnings of torch
     threads: Threads
     caches: list[Cache]
-    compiler: str | None
     headers: bool  # Python's C headers
-    numba_settings: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -106,7 +88,9 @@ def gather() -> Facts:
         warnings.simplefilter("always")
         torch.cuda.is_available()  # warns if the driver is broken
         devices = [_processor(), *_accelerators()]
-        caches = [_own_cache(), *_other_caches()]
+        caches = [_own_cache()]
+        if _version("triton") is not None:
+            caches.append(_cache("Triton", triton_folder()))
     needed = ["numba", *(["triton"] if any(d.device != "cpu" for d in devices) else [])]
     broken = {name: error for name in needed if (error := _import_error(name)) is not None}
     variables = {n: value for n, value in os.environ.items() if n.startswith(FAMILIES) or n in VARIABLES}
@@ -116,7 +100,6 @@ def gather() -> Facts:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         versions={name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},
-        required=dict(_required()),
         broken=broken,
         devices=devices,
         gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
@@ -124,16 +107,14 @@ def gather() -> Facts:
         complaints=[m for m in dict.fromkeys(str(w.message) for w in caught) if not m.startswith("fusedadam")],
         threads=_threads(),
         caches=caches,
-        compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
-        headers=_has_headers(),
-        numba_settings={} if "numba" in broken else _numba_settings(),
+        headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
         environment=dict(sorted(variables.items())),
     )
 
 
 def _processor() -> Device:
     tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
-    return _device(torch.device("cpu"), processor(), _host_memory(), tested)
+    return _device(torch.device("cpu"), processor(), tested)
 
 
 def _accelerators() -> Iterator[Device]:
@@ -146,24 +127,13 @@ def _accelerators() -> Iterator[Device]:
         device = torch.device(kind.type, index)
         properties: Any = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
         name = getattr(properties, "name", kind.type)
-        capability = (properties.major, properties.minor) if kind.type == "cuda" and not torch.version.hip else None
-        memory = getattr(properties, "total_memory", None)
-        yield _device(device, name, memory, name in TESTED_GPUS and torch.version.hip is None, capability)
+        yield _device(device, name, name in TESTED_GPUS and torch.version.hip is None)
 
 
-def _device(
-    device: torch.device, name: str, memory: int | None, tested: bool, capability: tuple[int, int] | None = None
-) -> Device:
+def _device(device: torch.device, name: str, tested: bool) -> Device:
     backend, lacking = backends.best(device)
     reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}
-    return Device(str(device), name, memory, backend, reasons, lacking, tested, capability)
-
-
-def _host_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return None
+    return Device(str(device), name, backend, reasons, lacking, tested)
 
 
 def _threads() -> Threads:
@@ -173,15 +143,12 @@ def _threads() -> Threads:
 
 
 def _quota(folder: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores a container may use, from either version of Linux's control groups."""
+    """How many cores a container may use, from Linux's control groups, version 2."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        try:
-            quota, period = ((folder / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+        return None
+    return None if quota == "max" else int(quota) / int(period)
 
 
 def _own_cache() -> Cache:
@@ -191,12 +158,9 @@ def _own_cache() -> Cache:
         return Cache("fusedadam", None, error=str(error))
     if folder is None:
         return Cache("fusedadam", None, error="none could be written to; it must be a folder of your own")
-    return _count("fusedadam", folder, suffix=".py", checked=cache_files.SUFFIX)
-
-
-def _other_caches() -> Iterator[Cache]:
-    if _version("triton") is not None:
-        yield _count("Triton", triton_folder(), suffix=".json")
+    return _cache(
+        "fusedadam", folder, [path for path in folder.iterdir() if path.suffix in (".py", cache_files.SUFFIX)]
+    )
 
 
 def triton_folder() -> Path:
@@ -205,36 +169,12 @@ def triton_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
-def _count(whose: str, folder: Path, suffix: str, checked: str | None = None) -> Cache:
-    """``suffix``: of the files to count, one for each kernel; ``checked``: of files with a checksum."""
-    files = size = damaged = 0
-    end = time.perf_counter() + COUNTING_SECONDS
-    for entry in _files(folder):
-        files += entry.name.endswith(suffix) and not entry.name.startswith("__grp__")
-        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that compiles
-            size += entry.stat(follow_symlinks=False).st_size
-        if checked is not None and entry.name.endswith(checked):
-            damaged += cache_files.is_damaged(Path(entry.path))
-        if time.perf_counter() > end:
-            break
-    else:
-        end = math.inf
+def _cache(whose: str, folder: Path, files: Sequence[Path] | None = None) -> Cache:
     existing = next((f for f in (folder, *folder.parents) if f.exists()), folder)
     error = None if os.access(existing, os.W_OK | os.X_OK) else "cannot be written to"
-    free = shutil.disk_usage(existing).free
-    return Cache(whose, str(folder), files, size, end == math.inf, free, error, damaged)
-
-
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _files(Path(entry.path))
-                else:
-                    yield entry
-    except OSError:  # it does not exist, or another process has just cleared it
-        return
+    kernels = None if files is None else sum(path.suffix == ".py" for path in files)
+    size = sum(path.stat().st_size for path in files or ())
+    return Cache(whose, str(folder), kernels, size, shutil.disk_usage(existing).free, error)
 
 
 def _version(package: str) -> str | None:
@@ -242,18 +182,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _required() -> Iterator[tuple[str, str]]:
-    """The lower bounds of pyproject.toml, if the package is installed."""
-    try:
-        lines = importlib.metadata.requires("fusedadam") or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for line in lines:
-        match = re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line)
-        if match:
-            yield match[1], match[2]
 
 
 def _import_error(package: str) -> str | None:
@@ -265,13 +193,3 @@ def _import_error(package: str) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
-
-
-def _numba_settings() -> dict[str, int | str]:
-    config = getattr(sys.modules.get("numba"), "config", None)
-    found = {name: getattr(config, name, None) for name in SETTINGS}
-    return {n: int(value) if isinstance(value, int) else str(value) for n, value in found.items() if value is not None}
-
-
-def _has_headers() -> bool:
-    return Path(sysconfig.get_path("include"), "Python.h").exists()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
@@ -15,11 +12,8 @@ from fusedadam.generated import cache_files
 from fusedadam.optimizers.memory import readable
 
 OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
-# Numba's variables without effect here: kernels are single C functions that torch's threads call.
-WITHOUT_EFFECT = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
-GOOD_SETTINGS = {"OPT": 3, "LOOP_VECTORIZE": 1, "DEBUGINFO_DEFAULT": 0, "CPU_NAME": None}
+FAST = {"NUMBA_OPT": "3", "NUMBA_LOOP_VECTORIZE": "1", "NUMBA_DEBUGINFO": "0", "NUMBA_CPU_NAME": None}
 LITTLE_SPACE = 64 << 20
-OLDEST_CAPABILITY = (8, 0)  # that Triton's documentation promises to support
 
 
 @dataclass(frozen=True)
@@ -46,16 +40,6 @@ def _backends(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _versions(facts: Facts) -> Iterator[Problem]:
-    for package, oldest in facts.required.items():
-        installed = facts.versions.get(package)
-        if installed is not None and _numbers(installed) < _numbers(oldest):
-            yield Problem(
-                f"{package} {installed} is older than {oldest}, the oldest version that fusedadam was tested with.",
-                f"Run: pip install --upgrade '{package}>={oldest}'",
-            )
-
-
 def _gpus(facts: Facts) -> Iterator[Problem]:
     usable = any(d.device != "cpu" for d in facts.devices)
     gpus = "an NVIDIA GPU" if facts.gpus == 1 else f"{facts.gpus} NVIDIA GPUs"
@@ -76,24 +60,10 @@ def _gpus(facts: Facts) -> Iterator[Problem]:
                 f"Update the NVIDIA driver, or install a torch for an older CUDA than {facts.cuda}; in a container, "
                 "pass the GPUs on (docker run --gpus all).",
             )
-    for device in facts.devices:
-        if device.capability is not None and device.capability < OLDEST_CAPABILITY:
-            found = ".".join(map(str, device.capability))
-            yield Problem(
-                f"{device.device} has compute capability {found}; Triton supports 8.0 and later.",
-                'Run `fusedadam verify`; if it fails, pass backend="eager".',
-                serious=False,
-            )
 
 
 def _triton(facts: Facts) -> Iterator[Problem]:
     if not any(d.backend == "triton" and d.device != "cpu" for d in facts.devices):
-        if facts.environment.get("TRITON_INTERPRET") == "1" and all(d.device == "cpu" for d in facts.devices):
-            yield Problem(
-                "TRITON_INTERPRET=1 is set, but does nothing unless an optimizer is made with backend='triton'.",
-                "Unset it, unless you test Triton's kernels on the CPU.",
-                serious=False,
-            )
         return
     chosen = facts.environment.get("CC")
     if chosen and shutil.which(chosen) is None:
@@ -125,20 +95,6 @@ def _caches(facts: Facts) -> Iterator[Problem]:
                 f"Only {readable(cache.free)} are left on the disk of {cache.whose}'s cache {cache.folder}.",
                 f"Make room; everything in {cache.folder} may be deleted, and will be compiled again.",
             )
-        if cache.damaged:
-            files = "1 file" if cache.damaged == 1 else f"{cache.damaged:,} files"
-            yield Problem(
-                f"{files} of compiled code in {cache.folder} failed the checksum, as after a power loss.",
-                "Nothing need be done: damaged code is never run, but compiled anew when it is needed.",
-                serious=False,
-            )
-    own, chosen = facts.caches[0].folder, facts.environment.get(cache_files.VARIABLE)
-    if own is not None and not chosen and Path(own).is_relative_to(tempfile.gettempdir()):
-        yield Problem(
-            f"There is no cache folder, so compiled code is kept in {own} and may be gone after a restart.",
-            f"Set {cache_files.VARIABLE} to a folder that stays.",
-            serious=False,
-        )
 
 
 def _threads(facts: Facts) -> Iterator[Problem]:
@@ -156,34 +112,14 @@ def _threads(facts: Facts) -> Iterator[Problem]:
             f"Set OMP_NUM_THREADS={threads.usable}, unless other processes need the cores.",
             serious=False,
         )
-    if not threads.team:
-        yield Problem(
-            "torch's threads cannot be used here (they are not GNU OpenMP's), so kernels run on a pool of our own.",
-            "Nothing need be done; a step right after backward may be slower than with torch's threads.",
-            serious=False,
-        )
 
 
 def _numba(facts: Facts) -> Iterator[Problem]:
-    settings = facts.numba_settings
-    if settings.get("DISABLE_JIT"):
+    if facts.environment.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield Problem("NUMBA_DISABLE_JIT is set, but kernels must be compiled: every step fails.", "Unset it.")
-    for name in (n for n, good in GOOD_SETTINGS.items() if settings.get(n, good) != good):
-        variable = "NUMBA_" + name.removesuffix("_DEFAULT")
-        yield Problem(f"{variable} is {settings[name]}, which makes Numba's kernels slow.", f"Unset {variable}.")
-    if "NUMBA_CACHE_DIR" in facts.environment and cache_files.VARIABLE not in facts.environment:
-        yield Problem(
-            "NUMBA_CACHE_DIR is set, but has no effect here: compiled code is kept in our own cache.",
-            f"Set {cache_files.VARIABLE} to choose where.",
-            serious=False,
-        )
-    for name in WITHOUT_EFFECT:
-        if name in facts.environment:
-            yield Problem(
-                f"{name} is set, but has no effect here: kernels run on torch's threads.",
-                "Use OMP_NUM_THREADS or torch.set_num_threads().",
-                serious=False,
-            )
+    for name, value in facts.environment.items():
+        if name in FAST and value != FAST[name]:
+            yield Problem(f"{name} is {value}, which makes Numba's kernels slow.", f"Unset {name}.")
 
 
 def _unknown_variables(facts: Facts) -> Iterator[Problem]:
@@ -194,11 +130,5 @@ def _unknown_variables(facts: Facts) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Problem]], ...] = (
-    _backends, _versions, _gpus, _triton, _caches, _threads, _numba, _unknown_variables,
+    _backends, _gpus, _triton, _caches, _threads, _numba, _unknown_variables,
 )  # fmt: skip
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The version ``2.13.0+cpu`` as (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()

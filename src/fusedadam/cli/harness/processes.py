@@ -20,6 +20,10 @@ LONGEST_REASON = 200
 LONGEST_END = 5.0  # seconds for an idle process to exit, with everything that it has started
 LONGEST_START = 120.0  # seconds; the first process waits for the server to import torch
 
+# Slow imports, and nothing that computes; a module that is not installed is skipped. The first optimizer of a process
+# imports torch._dynamo.
+PRELOADED = ["fusedadam.cli.contestants", "fusedadam.backends.numba", "torch._dynamo", __name__]
+
 
 class Failed(Exception):
     """Why there is no answer."""
@@ -37,8 +41,12 @@ class Worker:
         self._process: BaseProcess = _context(device).Process(
             target=serve, args=(theirs, str(self._log), made, given), daemon=False
         )
-        with born_deaf():
-            self._process.start()
+        try:
+            with born_deaf():
+                self._process.start()
+        except KeyboardInterrupt:  # it comes at the end of that block, when the process has started
+            self._process.kill()
+            raise
         theirs.close()
 
     def ask(self, *command: Any) -> Any:
@@ -122,7 +130,7 @@ def _context(device: str) -> Any:
     if sys.platform == "win32" or device != "cpu":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fusedadam.cli.harness.fresh"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

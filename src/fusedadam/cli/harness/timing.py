@@ -40,13 +40,6 @@ class Timer:
         """Milliseconds per call, over as many calls as fill a turn."""
         return 1e3 * self._seconds(self.calls)
 
-    def host(self) -> float:
-        """Milliseconds until a single call returns, with nothing queued before it."""
-        self.wait()
-        taken = self._one()
-        self.wait()
-        return 1e3 * taken
-
     def _seconds(self, calls: int) -> float:
         """On a CPU every call has a time, and the median leaves out those that other programs disturbed."""
         if not self.queued:

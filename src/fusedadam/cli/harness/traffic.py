@@ -1,15 +1,12 @@
-"""Bytes that a step must move, that an optimizer keeps, and that a step needs temporarily."""
+"""Bytes that a step must move, and that an optimizer keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from fusedadam.cli.harness.timing import Step, waiting_for
 from fusedadam.optimizers.base import FusedOptimizer
 
 
@@ -23,7 +20,7 @@ def bytes_moved(optimizer: FusedOptimizer) -> int:
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
             for stage in special.stages:
                 if stage.space == "element":
-                    moved += sum(_nbytes(tensors[role]) for role in (*stage.reads, *stage.writes))
+                    moved += sum(tensors[role].nbytes for role in (*stage.reads, *stage.writes))
     return moved
 
 
@@ -32,35 +29,6 @@ def state_bytes(optimizer: Any, params: Iterable[Tensor]) -> int:
     known = {_storage(t) for p in params for t in (p, p.grad) if t is not None}
     kept = {_storage(t): t.untyped_storage().nbytes() for t in _tensors(vars(optimizer), set())}
     return sum(size for storage, size in kept.items() if storage not in known)
-
-
-def extra_bytes(step: Step, device: str) -> int | None:
-    """The peak of memory in a step, above what was in use before it; None on devices that do not report it."""
-    wait, kind = waiting_for(device), device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        return None
-    wait()
-    if kind == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        wait()
-        return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        step()
-        wait()
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
-    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(changes, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _storage(tensor: Tensor) -> int:

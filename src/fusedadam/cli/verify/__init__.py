@@ -9,10 +9,9 @@ run.py    every case in every place (device and backend), compared bit for bit a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +19,9 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import display, frame
-from fusedadam.cli.doctor.facts import triton_folder
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.run import Failure, Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
-from fusedadam.generated import cache_files
 from fusedadam.machine import cores
 
 MOST_JOBS = 4  # more gain little, and each takes memory on a GPU
@@ -43,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         count = f"{len(cases)} case{'s' * (len(cases) > 1)}, each"
         print(f"{count} of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
-    with display.progress(len(cases), "cases", quiet=options.json) as progress:
+    with display.progress(len(cases), "cases", lines=0 if options.json else 10) as progress:
         for some in verify_all(cases, places, options.seed, options.jobs):
             results += some
             progress.done(more=len(some))
@@ -57,22 +54,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report(results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seconds: float) -> None:
-    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if _errors(results, mix=mix)]
-    rows = []
-    for optimizer in OPTIMIZERS:
-        for place in places:
-            if _errors(results, optimizer, place):
-                cells = (_errors(results, optimizer, place, mix) for mix in mixes)
-                rows.append((f"{optimizer}, {place}", *(f"{max(own)[0]:.2f}" if own else "-" for own in cells)))
-    if rows:
+    rows: dict[tuple[str, Place], dict[str, float]] = {(name, place): {} for name in OPTIMIZERS for place in places}
+    for result in results:
+        for place, (param, _) in result.errors.items():
+            row = rows[result.case.optimizer, place]
+            row[result.case.mix] = max(param, row.get(result.case.mix, 0.0))
+    found = {mix for row in rows.values() for mix in row}
+    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if mix in found]
+    if mixes:
         print("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
-        display.table(("optimizer, device, backend", *mixes), rows)
-        print(LEGEND)
-    if failures:
-        print("\n".join(_complaint(failures, places)))
-    else:
-        print("\n".join(_praise(results, places)))
-    print(f"It took {seconds:.0f} seconds, and {_processor_seconds():.0f} of processor time.")
+        cells = [
+            (f"{name}, {place}", *(f"{row[mix]:.2f}" if mix in row else "-" for mix in mixes))
+            for (name, place), row in rows.items()
+            if row
+        ]
+        print(display.table(("optimizer, device, backend", *mixes), cells), LEGEND, sep="\n")
+    print("\n".join(_complaint(failures, places) if failures else _praise(results, places)))
+    print(f"It took {seconds:.0f} seconds.")
 
 
 def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
@@ -98,34 +96,12 @@ def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator
     yield "--json prints all complaints."
     right = [place for place in places if place not in wrong]
     yield "\nWhat to do:"
-    if folders := list(_folders(wrong)):
-        yield f"  - Delete the compiled code in {' and '.join(folders)}, and verify again: it may be damaged."
+    yield f"  - Delete the compiled code (`{frame.program()} doctor` shows where) and verify again: it may be damaged."
     if right:
         yield f"  - Until it passes, use what did: {', '.join(f'backend={p.backend!r} on {p.device}' for p in right)}."
     else:
         yield "  - Do not train with these optimizers on this machine until it passes."
     yield "  - If it fails again, report it, with what `doctor --json` and `verify --json` print."
-
-
-def _folders(wrong: Iterable[Place]) -> Iterator[str]:
-    """Where the compiled code of these places is cached."""
-    found = {place.backend for place in wrong}
-    with contextlib.suppress(RuntimeError):  # the folder is unusable, which the failures say already
-        if found != {"eager"} and (folder := cache_files.cache_folder()) is not None:
-            yield str(folder)
-    if "triton" in found:
-        yield str(triton_folder())
-
-
-def _errors(
-    results: Sequence[Result], optimizer: str | None = None, place: Place | None = None, mix: str | None = None
-) -> list[tuple[float, float]]:
-    return [
-        error
-        for result in results
-        for where, error in result.errors.items()
-        if optimizer in (None, result.case.optimizer) and place in (None, where) and mix in (None, result.case.mix)
-    ]
 
 
 def _as_json(
@@ -141,7 +117,7 @@ def _as_json(
         "places": [place._asdict() for place in places],
         "seed": seed,
         "seconds": round(seconds, 1),
-        "processor_seconds": round(_processor_seconds(), 1),
+        "processor_seconds": round(sum(os.times()[:4]), 1),  # with its children's; other programs add nothing
         "cases": [
             {
                 "case": result.case.title,
@@ -157,11 +133,6 @@ def _as_json(
         ],
         "failures": [{"case": f.case, **f.place._asdict(), "what": f.what} for f in failures],
     }
-
-
-def _processor_seconds() -> float:
-    """Of this process and its children; other programs on the machine do not add to it."""
-    return sum(os.times()[:4])
 
 
 def _places(options: argparse.Namespace) -> Iterator[Place]:

@@ -125,17 +125,10 @@ def _cases(rows: Sequence[tuple[str, Any]]) -> Iterator[Case]:
 
 
 def together(cases: Sequence[Case]) -> list[list[Case]]:
-    """Groups of cases that share kernels, one task each: the longest first, then short and long ones alternately.
-
-    So the progress display moves early, and no process is left with a long task at the end.
-    """
+    """Groups of cases that share kernels, one task each: the longest first, so that no process ends much later."""
     shared: dict[Any, list[Case]] = {}
     for case in cases:
         shared.setdefault((case.optimizer, case.flags), []).append(case)
-
-    def effort(task: list[Case]) -> int:
-        clipped = sum(name in ("max_grad_norm", "clip") and value is not None for name, value in task[0].flags)
-        return len(task) * (1 + clipped) * (4 if task[0].optimizer == "AdamP" else 1)
-
-    longest, *rest = sorted(shared.values(), key=effort, reverse=True)
-    return [longest, *(rest.pop(0 if turn % 2 else -1) for turn in range(len(rest)))]
+    return sorted(
+        shared.values(), key=lambda task: len(task) * (4 if task[0].optimizer == "AdamP" else 1), reverse=True
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import multiprocessing
 import os
@@ -36,11 +35,7 @@ class Result:
     failures: list[Failure] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    param: float  # the largest errors, in ulps
-    states: float
-    complaints: list[str]
+Judgement = tuple[tuple[float, float], list[str]]  # the largest errors of parameters and states, in ulps; complaints
 
 
 def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
@@ -48,28 +43,32 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
     reference: tuple[Place, list[Step], Judgement] | None = None
     for place in (place for place in places if _has(place.device, case.param)):
         try:
-            with _threads(SEVERAL):
-                steps = take(case, place, seed)
-            with _threads(1):
-                again = take(case, place, seed)
+            steps, again = (_take(case, place, seed, threads) for threads in (SEVERAL, 1))
         except Exception as error:
             result.failures.append(Failure(case.title, place, f"{type(error).__name__}: {error}"))
             continue
-        complaints = []
-        judgement = None
+        complaints, judgement = [], None
         if reference is not None:
             first, theirs, judgement = reference
             if (apart := _first_difference(theirs, steps)) is not None:
                 complaints.append(f"other bits than on {first}: {apart}")
                 judgement = None
-        judgement = judgement or _judged(case, steps)  # the same bits have the same error
+        result.errors[place], wrong = judgement = judgement or _judged(case, steps)  # the same bits have the same error
         if (apart := _first_difference(steps, again)) is not None:
             complaints.append(f"other bits in a second run, on one thread: {apart}")
-        result.errors[place] = judgement.param, judgement.states
-        result.failures += [Failure(case.title, place, what) for what in (*judgement.complaints, *complaints)]
-        if reference is None and not judgement.complaints:  # other places are compared with a correct one
+        result.failures += [Failure(case.title, place, what) for what in (*wrong, *complaints)]
+        if reference is None and not wrong:  # other places are compared with a correct one
             reference = place, steps, judgement
     return result
+
+
+def _take(case: Case, place: Place, seed: int, threads: int) -> list[Step]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return take(case, place, seed)
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -84,27 +83,23 @@ def _has(device: str, dtype: torch.dtype) -> bool:
 
 def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
     rule = OPTIMIZERS[case.optimizer].rule
-    param = states = 0.0
-    complaints = []
+    param, states, complaints = [0.0], [0.0], []
     for number, step in enumerate(steps, start=1):
         if not step.members:
             if (apart := difference(steps[number - 2].after, step.after)) is not None:
                 complaints.append(f"a step with infinite gradients has to be skipped, but changed {apart}")
             continue
-        verdicts = zip(LAYOUTS, judge(rule, step.members, step.after, number), strict=True)
-        for (shape, layout), verdict in ((which, one) for which, own in verdicts for one in own):
-            if verdict.role == "param":
-                param = max(param, verdict.ulps)
-            else:
-                states = max(states, verdict.ulps)
-            if verdict.of_allowed > 1:
-                lies = "" if layout is LAYOUTS[0][1] else f", {layout.__name__}"
-                complaints.append(
-                    f"step {number}, {verdict.role} of the tensor of shape {shape}{lies} at {verdict.index}: "
-                    f"expected {verdict.expected!r}, got {verdict.got!r}: "
-                    f"{verdict.of_allowed:.3g} times the error that is allowed"
-                )
-    return Judgement(param, states, complaints)
+        for (shape, layout), verdicts in zip(LAYOUTS, judge(rule, step.members, step.after, number), strict=True):
+            for verdict in verdicts:
+                (param if verdict.role == "param" else states).append(verdict.ulps)
+                if verdict.of_allowed > 1:
+                    lies = "" if layout is LAYOUTS[0][1] else f", {layout.__name__}"
+                    complaints.append(
+                        f"step {number}, {verdict.role} of the tensor of shape {shape}{lies} at {verdict.index}: "
+                        f"expected {verdict.expected!r}, got {verdict.got!r}: "
+                        f"{verdict.of_allowed:.3g} times the error that is allowed"
+                    )
+    return (max(param), max(states)), complaints
 
 
 def _first_difference(a: Sequence[Step], b: Sequence[Step]) -> str | None:
@@ -112,16 +107,6 @@ def _first_difference(a: Sequence[Step], b: Sequence[Step]) -> str | None:
         if (apart := difference(x.after, y.after)) is not None:
             return f"step {number}, {apart}"
     return None
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: int) -> Iterator[list[Result]]:
