@@ -43,3 +43,11 @@ def test_a_cache_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     cache = gathering._own_cache()
     assert (cache.kernels, cache.bytes, cache.error) == (2, 15, None)
     assert doctor._cache(cache).endswith("2 kernels, 15 bytes")
+
+
+def test_damaged_code_is_counted_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
+    (tmp_path / f"cut off{cache_files.SUFFIX}").write_bytes(b"half a kern")
+    cache = gathering._own_cache()
+    assert cache.damaged == 1
+    assert "1 damaged, compiled again when needed" in doctor._cache(cache)

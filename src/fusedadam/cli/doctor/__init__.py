@@ -75,4 +75,5 @@ def _cache(cache: Cache) -> str:
     if cache.folder is None:
         return f"{cache.whose}'s compiled code: nowhere ({cache.error})"
     counted = "" if cache.kernels is None else f", {cache.kernels:,} kernels, {readable(cache.bytes)}"
-    return f"{cache.whose}'s compiled code: {cache.folder}{counted}"
+    damaged = f"; {cache.damaged:,} damaged, compiled again when needed" if cache.damaged else ""
+    return f"{cache.whose}'s compiled code: {cache.folder}{counted}{damaged}"

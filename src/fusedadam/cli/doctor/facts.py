@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import contextlib
 import importlib.metadata
 import math
 import os
@@ -63,6 +64,7 @@ class Cache:
     bytes: int = 0
     free: int | None = None  # bytes on the disk
     error: str | None = None
+    damaged: int = 0  # files whose checksum is wrong, as after a power loss
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,12 @@ def _cache(whose: str, folder: Path, files: Sequence[Path] | None = None) -> Cac
     existing = next((f for f in (folder, *folder.parents) if f.exists()), folder)
     error = None if os.access(existing, os.W_OK | os.X_OK) else "cannot be written to"
     kernels = None if files is None else sum(path.suffix == ".py" for path in files)
-    size = sum(path.stat().st_size for path in files or ())
-    return Cache(whose, str(folder), kernels, size, shutil.disk_usage(existing).free, error)
+    size = damaged = 0
+    for path in files or ():
+        with contextlib.suppress(FileNotFoundError):  # another process may delete it at any time
+            size += path.stat().st_size
+            damaged += path.suffix == cache_files.SUFFIX and cache_files.is_damaged(path)
+    return Cache(whose, str(folder), kernels, size, shutil.disk_usage(existing).free, error, damaged)
 
 
 def _version(package: str) -> str | None:
