@@ -42,7 +42,7 @@ def test_a_cache_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
     cache = gathering._own_cache()
     assert (cache.kernels, cache.bytes, cache.error) == (2, 15, None)
-    assert doctor._cache(cache).endswith("2 kernels, 15 bytes")
+    assert "2 kernels, 15 bytes; 1 damaged" in doctor._cache(cache)
 
 
 def test_damaged_code_is_counted_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import contextlib
+import importlib
 import importlib.metadata
 import math
 import os
