@@ -28,7 +28,7 @@ full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system ha
 QUICK = {
     "doctor": ["doctor"],
     "doctor, JSON": ["doctor", "--json"],
-    "bench": ["bench", "--list"],
+    "bench": ["bench", "--help"],
     "no command": [],
     "help": ["--help"],
     "a command's help": ["verify", "--help"],

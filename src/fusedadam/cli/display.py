@@ -9,10 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def pretty() -> bool:
-    return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
-
-
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Names on the left, numbers aligned on the right."""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
@@ -54,7 +50,7 @@ class Progress:
 @contextlib.contextmanager
 def progress(total: int, what: str = "", lines: int = 10) -> Iterator[Progress]:
     """Counts to ``total`` (``what``: of what); without ``lines`` nothing is shown."""
-    if not lines or not pretty():
+    if not lines or not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
         yield Progress(total, what, lines)
         return
     import rich.progress as rich

@@ -61,6 +61,15 @@ def default_device() -> Any:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def devices() -> list[Any]:
+    """All of this machine."""
+    import torch
+
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    others = [] if kind is None else [torch.device(kind.type, k) for k in range(torch.accelerator.device_count())]
+    return [torch.device("cpu"), *others]
+
+
 def whole(low: int, why: str = "") -> Callable[[str], int]:
     """The type of an option that is a whole number, at least ``low``."""
 

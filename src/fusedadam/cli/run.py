@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             os.environ[devices.VARIABLE] = options.device
         _say(options, f'"npu" means {devices.kind()} here')
     sys.argv = [script, *rest]
-    _as_python_would(lambda: _run_module(script) if options.module else _run_script(script))
+    _as_python_would(lambda: _run(script, options.module))
     return 0
 
 
@@ -91,8 +91,11 @@ def _as_python_would(run: Callable[[], None]) -> None:
         raise
 
 
-def _run_script(given: str) -> None:
+def _run(given: str, is_module: bool) -> None:
     main, path = _fresh_main(), os.path.join(os.getcwd(), given)
+    if is_module:
+        runpy._run_module_as_main(given)  # type: ignore[attr-defined]  # what python -m itself does
+        return
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         _put_first(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
@@ -104,11 +107,6 @@ def _run_script(given: str) -> None:
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-
-
-def _run_module(name: str) -> None:
-    _fresh_main()
-    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what python -m itself does
 
 
 def _fresh_main() -> types.ModuleType:

@@ -18,8 +18,7 @@ FULL, QUICK = Pace(turns=7, seconds=0.06), Pace(turns=3, seconds=0.03)
 DESCRIPTION = (
     "Measures how fast a step is on this machine, ours and its peers'. Each runs in its own process, and they take "
     "turns, so that other programs slow all of them alike: read the ratios. Models are scaled down to what a CPU can "
-    "do in about two minutes; the output says how far. On a GPU, where there are more sets and each process starts "
-    "fresh, expect half a minute for each optimizer, set and dtype."
+    "do in about two minutes. On a GPU expect half a minute for each optimizer, set and dtype."
 )
 EXAMPLES = {
     "--quick": "about 20 seconds",
@@ -27,15 +26,11 @@ EXAMPLES = {
     "--from model.safetensors --optimizers AdamW AdamP": "the shapes of your model",
     "--from config.json --scale 1": "a Hugging Face config, in its real size",
     "--add-peer AdamW=mypackage.optim:MyAdamW": "beside an optimizer of your own",
-    "--json > figures.json": "for a program",
 }
-EXIT_CODES = """exit codes:
-  0 measured (peers may have failed, the table says so), 1 one of ours failed, 2 bad usage,
-  130 interrupted (Ctrl-C; what was measured before is written)"""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = frame.parser("bench", DESCRIPTION, EXAMPLES, EXIT_CODES)
+    parser = frame.parser("bench", DESCRIPTION, EXAMPLES)
     known = list(contestants.optimizers())
     add = parser.add_argument
     add("--optimizers", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))

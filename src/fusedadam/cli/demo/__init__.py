@@ -20,6 +20,7 @@ import torch
 import fusedadam
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
+from fusedadam.cli.demo.picture import Pairs
 from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 from fusedadam.machine import processor
@@ -28,7 +29,6 @@ STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
-Pairs = Sequence[tuple[Result, Result]]  # ours and its peer
 ENOUGH_STEPS = 20  # measured ones, to compare speeds
 
 

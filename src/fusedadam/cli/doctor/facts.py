@@ -11,7 +11,7 @@ import platform
 import shutil
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 import fusedadam
 from fusedadam import backends
+from fusedadam.cli import frame
 from fusedadam.generated import cache_files
 from fusedadam.machine import cores, processor
 
@@ -89,7 +90,7 @@ def gather() -> Facts:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.is_available()  # warns if the driver is broken
-        devices = [_processor(), *_accelerators()]
+        devices = [_device(device) for device in frame.devices()]
         caches = [_own_cache()]
         if _version("triton") is not None:
             caches.append(_cache("Triton", triton_folder()))
@@ -114,25 +115,14 @@ def gather() -> Facts:
     )
 
 
-def _processor() -> Device:
-    tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
-    return _device(torch.device("cpu"), processor(), tested)
-
-
-def _accelerators() -> Iterator[Device]:
-    if not torch.accelerator.is_available():
-        return
-    kind = torch.accelerator.current_accelerator()
-    assert kind is not None
-    module: Any = getattr(torch, kind.type, None)
-    for index in range(torch.accelerator.device_count()):
-        device = torch.device(kind.type, index)
-        properties: Any = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
-        name = getattr(properties, "name", kind.type)
-        yield _device(device, name, name in TESTED_GPUS and torch.version.hip is None)
-
-
-def _device(device: torch.device, name: str, tested: bool) -> Device:
+def _device(device: torch.device) -> Device:
+    if device.type == "cpu":
+        name = processor()
+        tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
+    else:
+        properties: Any = getattr(getattr(torch, device.type, None), "get_device_properties", lambda _: None)(device)
+        name = getattr(properties, "name", device.type)
+        tested = name in TESTED_GPUS and torch.version.hip is None
     backend, lacking = backends.best(device)
     reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}
     return Device(str(device), name, backend, reasons, lacking, tested)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,11 +72,5 @@ class Probe:
 
 
 def _free_memory() -> int:
-    if sys.platform == "linux":
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf"):  # other systems do not say what is free: half of all memory is a guess
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 4 * 2**30
+    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()) if sys.platform == "linux" else None
+    return 4 * 2**30 if found is None else 1024 * int(found[1])

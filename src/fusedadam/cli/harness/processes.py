@@ -45,7 +45,8 @@ class Worker:
             with born_deaf():
                 self._process.start()
         except KeyboardInterrupt:  # it comes at the end of that block, when the process has started
-            self._process.kill()
+            self._idle = False
+            self.end()
             raise
         theirs.close()
 

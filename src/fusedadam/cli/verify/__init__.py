@@ -37,8 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     cases = chosen(options.optimizer or [*OPTIMIZERS], options.all)
     if not options.json:
         print(f"Verifying {', '.join(dict.fromkeys(c.optimizer for c in cases))} on {', '.join(map(str, places))}:")
-        count = f"{len(cases)} case{'s' * (len(cases) > 1)}, each"
-        print(f"{count} of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
+        print(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
     with display.progress(len(cases), "cases", lines=0 if options.json else 10) as progress:
         for some in verify_all(cases, places, options.seed, options.jobs):
@@ -120,16 +119,16 @@ def _as_json(
         "processor_seconds": round(sum(os.times()[:4]), 1),  # with its children's; other programs add nothing
         "cases": [
             {
-                "case": result.case.title,
-                "optimizer": result.case.optimizer,
-                "dtypes": result.case.mix,
+                "case": r.case.title,
+                "optimizer": r.case.optimizer,
+                "dtypes": r.case.mix,
+                "ok": not r.failures,
                 "errors": [
                     {**place._asdict(), "param_ulps": finite(param), "state_ulps": finite(states)}
-                    for place, (param, states) in result.errors.items()
+                    for place, (param, states) in r.errors.items()
                 ],
-                "ok": not result.failures,
             }
-            for result in results
+            for r in results
         ],
         "failures": [{"case": f.case, **f.place._asdict(), "what": f.what} for f in failures],
     }
@@ -137,7 +136,7 @@ def _as_json(
 
 def _places(options: argparse.Namespace) -> Iterator[Place]:
     given = [torch.empty(0, device=device).device for device in options.device or ()]  # "cuda" becomes "cuda:0"
-    for device in given or _devices():
+    for device in given or frame.devices():
         for name in [options.backend] if options.backend else backends.NAMES:
             reason = backends.why_not(name, device)
             if reason is not None and options.backend:
@@ -145,12 +144,6 @@ def _places(options: argparse.Namespace) -> Iterator[Place]:
             # Triton's interpreter takes minutes, so it must be requested by name
             if reason is None and (options.backend or (name, device.type) != ("triton", "cpu")):
                 yield Place(str(device), name)
-
-
-def _devices() -> list[torch.device]:
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    others = [] if kind is None else [torch.device(kind.type, k) for k in range(torch.accelerator.device_count())]
-    return [torch.device("cpu"), *others]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
