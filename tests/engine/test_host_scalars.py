@@ -58,7 +58,7 @@ def test_counts_are_read_and_set_at_their_places(order):
     mine = HostScalars(
         adam, np.zeros(3, dtype=np.int64), np.array(order), prepared.places(owners[k] for k in order), np.array([])
     )
-    steps = mine.next_steps(counts)
+    steps = counts.next(mine.places)
     assert steps.tolist() == [k + 1.0 for k in order]
-    mine.count(counts, steps)
+    counts.set(mine.places, steps)
     assert [states[o]["step"].item() for o in owners] == [k + (k in order) for k in range(3)]

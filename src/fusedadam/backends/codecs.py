@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
 from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
-from fusedadam.tensors.formats import OPS, Format, round_to_odd
+from fusedadam.rules.stages import Stage
+from fusedadam.tensors.formats import FORMATS, OPS, Format, round_to_odd
 
 OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.BitAnd: "bit_and", ast.BitOr: "bit_or",
@@ -54,6 +55,32 @@ class WithCalls(WithOperators):
 
     def operation(self, operator: ast.operator, left: ast.expr, right: ast.expr) -> ast.expr:
         return call(OPERATORS[type(operator)], left, right)
+
+
+class StageFormats:
+    """The formats of everything that a stage reads, writes or rounds as if it were stored, for one backend."""
+
+    def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str) -> None:
+        self.compute, self.backend = compute, backend
+        self.round_trips = [role for role in formats if f"_stored_{role}(" in stage.functions[-1]]
+        names = dict.fromkeys((*stage.reads, *stage.rows, *stage.writes, *self.round_trips))
+        self.formats = {name: FORMATS[formats[name]] for name in names}
+
+    def arrays(self, names: Iterable[str]) -> list[str]:
+        """The arrays that these are kept in, which are rows of the table."""
+        return [array for name in names for array in self.formats[name].array_names(name)]
+
+    def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:
+        """Adds ``_stored_ROLE(x)``: what comes back when x is stored and loaded. ``native``: the same, for formats that
+        the hardware converts."""
+        for role in self.round_trips:
+            fmt = self.formats[role]
+            words = ", ".join(f"_word_{name}" for name in fmt.array_names(role))
+            lines = [f"{words} = _encode_{fmt.name}(x)", f"return _decode_{fmt.name}({words})"]
+            if fmt.is_native(self.backend):
+                lines = [f"return {native(fmt)}"]
+            texts = [*texts, "\n    ".join([f"def _stored_{role}(x):", *lines])]
+        return texts
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fusedadam.engine.geometry import Floats, Int64s
-from fusedadam.engine.step_counts import Places, StepCounts
+from fusedadam.engine.step_counts import Places
 from fusedadam.rules.rule import HyperParameters, Rule
 
 
@@ -18,23 +18,12 @@ class HostScalars:
     have no element here, but need scalars. ``groups`` has every member's group."""
 
     def __init__(self, rule: Rule, groups: Int64s, counted: Int64s, places: Places, uncounted: Int64s) -> None:
-        self._rule, self._groups, self._places = rule, groups, places
-        self._counted, self._uncounted = counted, uncounted
+        self._rule, self._groups, self.places = rule, groups, places
+        self._counted, self._uncounted, self.counts_any = counted, uncounted, len(counted) > 0
         self._counted_groups, self._group_of = np.unique(groups[counted], return_inverse=True)
-
-    @property
-    def counts_any(self) -> bool:
-        return len(self._counted) > 0
 
     def __bool__(self) -> bool:
         return self.counts_any or len(self._uncounted) > 0
-
-    def next_steps(self, counts: StepCounts) -> Floats:
-        """The numbers of the steps that are about to be taken."""
-        return counts.next(self._places)
-
-    def count(self, counts: StepCounts, steps: Floats) -> None:
-        counts.set(self._places, steps)
 
     def of(self, steps: Floats, options: Sequence[HyperParameters]) -> tuple[list[Mapping[str, Any]], Int64s]:
         """The scalars of every (options, step) that occurs, and for each member which of them are its own."""

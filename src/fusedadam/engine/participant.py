@@ -46,9 +46,8 @@ class Participant:
         return not self.is_absent and not lies_like(self.grad, self.param)
 
     def as_member(self) -> Member:
-        roles = self._roles()
         return Member(
-            self.special, self.backend, roles, self.group, self.param, self.is_absent, self.redistributes_grad
+            self.special, self.backend, self._roles(), self.group, self.param, self.is_absent, self.redistributes_grad
         )
 
     def _roles(self) -> Roles:

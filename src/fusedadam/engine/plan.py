@@ -149,14 +149,14 @@ class Plan:
         hyper-parameters of each group."""
         if not len(self.launches):
             return
-        next_steps = self._host_scalars.next_steps(steps)
+        next_steps = steps.next(self._host_scalars.places)
         if self._host_scalars:
             self.launches.set_scalars(*self._host_scalars.of(next_steps, options))
         for scalars in self._device_scalars:
             scalars.update(options)
 
         def count() -> None:
-            self._host_scalars.count(steps, next_steps)
+            steps.set(self._host_scalars.places, next_steps)
             for scalars in self._device_scalars:
                 scalars.count()
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusedadam.backends import codecs
 from fusedadam.rules.stages import Stage
 from fusedadam.tensors.formats import FORMATS, Format
 
 
-class LoadStore:
-    """The formats of everything that a stage reads, writes or rounds as if it were stored."""
-
-    def __init__(self, stage: Stage, storage: Mapping[str, str], compute: str) -> None:
-        self.compute = compute
-        self.round_trips = [r for r in storage if f"_stored_{r}(" in stage.functions[-1]]
-        names = dict.fromkeys((*stage.reads, *stage.rows, *stage.writes, *self.round_trips))
-        self.formats = {name: FORMATS[storage[name]] for name in names}
-        inputs = {storage[r] for r in stage.reads}
-        self.own = FORMATS[inputs.pop()] if len(inputs) == 1 else None
+class LoadStore(codecs.StageFormats):
+    def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str) -> None:
+        super().__init__(stage, formats, compute, "numba")
+        inputs = {formats[role] for role in stage.reads}
+        self.own = FORMATS[inputs.pop()] if len(inputs) == 1 else None  # the one format of all inputs
 
     def head(self) -> list[str]:
         """Functions on memory: floats as the hardware converts them, or words."""
@@ -39,23 +34,10 @@ class LoadStore:
         return list(dict.fromkeys(lines))
 
     def functions(self) -> list[str]:
-        """The codecs, and ``_stored_ROLE(x)``: what comes back when it is stored and loaded."""
+        """The codecs, and ``_stored_ROLE(x)``."""
         formats = tuple(self.formats.values())
         texts = codecs.functions(formats, "numba", self.compute, codecs.WithCalls, self.own)
-        for r in self.round_trips:
-            one = self.formats[r]
-            words = ", ".join(f"_word_{name}" for name in one.array_names(r))
-            lines = (
-                [f"return _there_and_back_{one.name}({self._rounded(one, 'x')})"]
-                if one.is_native("numba")
-                else [f"{words} = _encode_{one.name}(x)", f"return _decode_{one.name}({words})"]
-            )
-            texts = [*texts, "\n    ".join([f"def _stored_{r}(x):", *lines])]
-        return texts
-
-    def arrays(self, names: Iterable[str]) -> list[str]:
-        """The arrays that these are kept in, which are rows of the table."""
-        return [own for name in names for own in self.formats[name].array_names(name)]
+        return self.with_round_trips(texts, lambda fmt: f"_there_and_back_{fmt.name}({self._rounded(fmt, 'x')})")
 
     def load(self, name: str, index: str) -> str:
         one = self.formats[name]

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusedadam.backends import codecs
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import FORMATS, Format
+from fusedadam.tensors.formats import Format
 
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
 
 
-class LoadStore:
-    """The formats of everything that a stage reads, writes or rounds as if it were stored."""
-
-    def __init__(self, stage: Stage, storage: Mapping[str, str], compute: str, interpreted: bool) -> None:
-        self.compute, self.backend = compute, "interpreter" if interpreted else "triton"
-        self.round_trips = [r for r in storage if f"_stored_{r}(" in stage.functions[-1]]
-        names = dict.fromkeys((*stage.reads, *stage.rows, *stage.writes, *self.round_trips))
-        self.formats = {name: FORMATS[storage[name]] for name in names}
+class LoadStore(codecs.StageFormats):
+    def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, interpreted: bool) -> None:
+        super().__init__(stage, formats, compute, "interpreter" if interpreted else "triton")
 
     def functions(self) -> list[str]:
-        """The codecs, and ``_stored_ROLE(x)``: what comes back when it is stored and loaded."""
+        """The codecs, and ``_stored_ROLE(x)``."""
         texts = codecs.functions(tuple(self.formats.values()), self.backend, self.compute, codecs.WithOperators)
-        for r in self.round_trips:
-            one = self.formats[r]
-            words = ", ".join(f"_word_{name}" for name in one.array_names(r))
-            lines = (
-                [f"return {self._narrowed(one, 'x')}.to({TYPES[self.compute]})"]
-                if one.is_native(self.backend)
-                else [f"{words} = _encode_{one.name}(x)", f"return _decode_{one.name}({words})"]
-            )
-            texts = [*texts, "\n    ".join([f"def _stored_{r}(x):", *lines])]
-        return texts
-
-    def arrays(self, names: Iterable[str]) -> list[str]:
-        """The arrays that these are kept in, which are rows of the table."""
-        return [own for name in names for own in self.formats[name].array_names(name)]
+        return self.with_round_trips(texts, lambda fmt: f"{self._narrowed(fmt, 'x')}.to({TYPES[self.compute]})")
 
     def pointers(self, name: str) -> dict[str, str]:
         """The arrays of a role, and their addresses ``_at_ARRAY`` as pointers."""
