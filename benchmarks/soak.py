@@ -94,9 +94,9 @@ def report(rows: list[dict[str, Any]], watch: Watch) -> str:
     for name in (name for name in SLACK if name in compared):
         used.append([name, readable(name, compared[name].before), readable(name, compared[name].after)])
     used.append(["objects since the start", *(f"{sum(x):,.0f}" for x in zip(*(o[1:] for o in objects), strict=True))])
-    losses = display.plain(list(rows[0]), [formatted(row) for row in rows])
+    losses = display.table(list(rows[0]), [formatted(row) for row in rows])
     headers = ["in use", "most in the second quarter", "least in the last"]
-    return f"{losses}\n\n{display.plain(headers, used)}"
+    return f"{losses}\n\n{display.table(headers, used)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

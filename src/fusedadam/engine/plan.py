@@ -67,7 +67,8 @@ class Plan:
         # commit: this cannot fail
         for p in present:
             if p.fresh:
-                states[p.param].update(p.fresh)
+                state = states[p.param]
+                state.update({**p.state, **state, **p.fresh})  # whole, even if another thread has just taken it away
         for prepared in counts:
             steps.take(prepared, states)
 
