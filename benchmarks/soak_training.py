@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from adamp_loop import AdamPLoop
+from peers import adamp
 from torch import Tensor, nn
 
 import fusedadam
@@ -77,7 +77,7 @@ TASKS = [
     Task("AdamW, steady", fusedadam.AdamW, _torch_fused, DECAY, "inside", steady=True),
     Task("AdamW", fusedadam.AdamW, _torch_fused, DECAY, "before"),
     Task("EmaAdamW", _ema_adamw, AdamWWithAverage, {**DECAY, "ema_decay": 0.95}, "inside"),
-    Task("AdamP", fusedadam.AdamP, AdamPLoop, DECAY, "before"),
+    Task("AdamP", fusedadam.AdamP, adamp, DECAY, "before"),
     Task("BertAdam", fusedadam.BertAdam, BertAdamLoop, DECAY),
 ]
 
