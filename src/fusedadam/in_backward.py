@@ -139,7 +139,7 @@ class InBackward:
         self.steppers.clear()
 
     def report(self, name: str, params: list[Tensor]) -> dict[int, float]:
-        """A value of the last step for each parameter that took part, by its position in ``params``."""
+        """A value of the last step for each parameter that took part, by its index in ``params``."""
         reports = {k: self.steppers[param].report(name) for k, param in enumerate(params) if param in self.steppers}
         return {k: report[0] for k, report in reports.items() if report}
 

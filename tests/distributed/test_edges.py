@@ -233,7 +233,7 @@ def dealt_out() -> Any:
 
 def refuse_strides() -> None:
     with pytest.raises(
-        RuntimeError, match="rows are divided, and also dealt out in strides; shard it along dimension 0"
+        RuntimeError, match="rows are sharded, and also dealt out in strides; shard it along dimension 0"
     ):
         fusedadam.AdamP([dealt_out()]).step()
 

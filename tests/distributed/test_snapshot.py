@@ -154,10 +154,10 @@ def state_redistributed(look: str) -> None:
         param = parameter(counting((4, 4)), mesh_of(2), S0)
         opt = trained([param])
         opt.state[param]["exp_avg"] = divided(torch.zeros(4, 4), mesh_of(2), [S1])
-        with pytest.raises(RuntimeError, match="state 'exp_avg' is not divided among processes as its param is"):
+        with pytest.raises(RuntimeError, match="state 'exp_avg' is not sharded as its param is"):
             opt.step()
         opt.state[param]["exp_avg"] = torch.zeros(2, 4)
-        with pytest.raises(RuntimeError, match="state 'exp_avg' is not divided among processes as its param is"):
+        with pytest.raises(RuntimeError, match="state 'exp_avg' is not sharded as its param is"):
             opt.step()
 
 

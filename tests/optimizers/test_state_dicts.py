@@ -18,18 +18,8 @@ from tests.contract.common import (
     tensors,
     train,
 )
+from tests.optimizers.test_conversion import ours_with
 from tests.support import BF16, F16, F32, F64
-
-OPTIONS = {"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1}
-CLOSE = {"rtol": 1e-9, "atol": 1e-11}
-DONE = 3  # steps that the original has taken when its state dict is saved
-SILENT = pytest.mark.filterwarnings("ignore:the state dict has no ema_params", "ignore:NpuFusedBertAdam. b2")
-
-
-def ours_with(cls, params, given):
-    optimizer = cls(params)
-    optimizer.load_state_dict(given)
-    return optimizer
 
 
 def saved_and_loaded(value):

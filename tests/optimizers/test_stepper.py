@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 
 import fusedadam
-
-
-def trained(optimizer_class=fusedadam.AdamW, count=2, **options):
-    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(count)]
-    optimizer = optimizer_class(params, **options)
-    for p in params:
-        p.grad = torch.ones(4)
-    optimizer.step()
-    return params, optimizer
+from tests.engine.test_regressions import trained
 
 
 def test_a_parameter_moved_to_another_group_takes_that_groups_options():

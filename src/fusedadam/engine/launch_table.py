@@ -31,7 +31,7 @@ HAS_GRAD, GRADS_ANYWHERE = "_has_grad", "_grads_anywhere"  # is there a gradient
 
 
 class LaunchTable(Geometry):
-    """``members`` are the positions of ``everyone`` that are served here: those with the same launch key.
+    """``members`` are the indices in ``everyone`` of the members served here: those with the same launch key.
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
     values on the host). ``at[name]`` is the row of a name.
@@ -65,7 +65,7 @@ class LaunchTable(Geometry):
     def _check_rows_can_be_split(self) -> None:
         if self.is_split and any(sharding is not None and sharding.strided for sharding in self.shardings):
             raise RuntimeError(
-                "a DTensor's rows are divided, and also dealt out in strides; shard it along dimension 0 over one "
+                "a DTensor's rows are sharded, and also dealt out in strides; shard it along dimension 0 over one "
                 "dimension of the mesh, or not at all"
             )
 

@@ -102,7 +102,7 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         checks.tensor(f"state {name!r}", state[name])
         if not lies_like(state[name], p.param):
             raise RuntimeError(
-                f"state {name!r} is not divided among processes as its param is; set it with load_state_dict, or with "
+                f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
                 "torch.distributed.checkpoint"
             )
         here = local(state[name])
