@@ -169,6 +169,21 @@ def test_every_change_is_noticed(loop, change, answer):
         assert seen.compare(params, states)[0] == SAME
 
 
+@pytest.mark.parametrize("dimensions", [5, 6, 16, 17])
+def test_tensors_of_many_dimensions(loop, dimensions):
+    """torch keeps the sizes of more than five elsewhere; beyond sixteen, plain Python has to look."""
+    param = torch.nn.Parameter(torch.randn(2, 3, *[1] * (dimensions - 2)))
+    param.grad = torch.randn_like(param)
+    seen = Snapshot([Slot(0, PARAM), Slot(0, GRAD)], [param], {})
+    assert seen.compare([param], {})[0] == SAME
+    keep.append(param.grad)
+    param.grad = torch.randn_like(param)
+    assert seen.compare([param], {})[0] == MOVED
+    assert seen.addresses[1] == param.grad.data_ptr()
+    param.grad = param.grad.transpose(0, 1).contiguous().transpose(0, 1)
+    assert seen.compare([param], {})[0] == CHANGED
+
+
 def test_no_gradient_and_no_state_is_kept_alive(loop):
     params, states, slots = setting()
     seen = Snapshot(slots, params, states)

@@ -16,10 +16,14 @@ def word(address, k):
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(9), torch.nn.Parameter(torch.ones(2, 3)), torch.zeros(8)[3:], torch._neg_view(torch.ones(4))],
-    ids=["plain", "parameter", "slice", "negated"],
-)
-def test_the_words_lead_to_address_size_and_keys(tensor):
+    [
+        torch.zeros(9), torch.nn.Parameter(torch.ones(2, 3)), torch.zeros(8)[3:], torch._neg_view(torch.ones(4)),
+        torch.zeros(1, 2, 3, 4, 5).permute(4, 0, 2, 1, 3), torch.zeros(2, 3, 1, 2, 3, 2, 2)[1:].transpose(1, 5),
+        torch.tensor(1.0, dtype=torch.bfloat16),
+    ],
+    ids=["plain", "parameter", "slice", "negated", "five dimensions", "seven dimensions", "no dimension"],
+)  # fmt: skip
+def test_the_words_are_what_torch_says(tensor):
     found = internals.find()
     assert found is not None, "this torch keeps them elsewhere: the plain look at tensors is used"
     impl = word(id(tensor), found.impl)
@@ -27,6 +31,28 @@ def test_the_words_lead_to_address_size_and_keys(tensor):
     assert word(storage, found.data) == tensor.untyped_storage().data_ptr()
     assert word(storage, found.nbytes) == tensor.untyped_storage().nbytes()
     assert word(impl, found.keys) == internals.dispatch_keys(tensor)
+    assert word(impl, found.offset) == tensor.storage_offset()
+    assert word(impl, found.dimensions) == tensor.dim()
+    assert internals._layout(tensor, found) == [*tensor.shape, *tensor.stride()]
+
+
+def test_dtype_and_device_are_in_one_word():
+    found = internals.find()
+    assert found is not None
+    tensors = [torch.zeros(2, dtype=d) for d in (*internals.SCALAR_TYPES, torch.int32)] + [
+        torch.zeros(2, device="meta")
+    ]
+    kinds = [word(t._cdata, found.kind) & internals.HALF_WORD for t in tensors]
+    assert len(set(kinds)) == len(tensors)
+    assert kinds[1] == word(torch.ones(3, 1)._cdata, found.kind) & internals.HALF_WORD
+
+
+def test_the_default_device_does_not_matter():
+    internals.find.cache_clear()
+    with torch.device("meta"):
+        found = internals.find()
+    internals.find.cache_clear()
+    assert found == internals.find() is not None
 
 
 def test_dispatch_keys_tell_a_negated_tensor_from_a_plain_one():

@@ -3,7 +3,7 @@
 A launch table stays valid as long as every parameter, gradient and state has the address, dtype, shape, strides, device
 and dispatch keys (is it negated, is it zeros without memory?) that it had, and a storage that is large enough. In plain
 Python the comparison takes longer than the update of a small tensor, so a compiled loop (snapshot_loop.py) makes it,
-where Numba and DLPack's exchange table are available and internals.py has found what else it reads. A snapshot holds
+where Numba is available and internals.py has found what it reads. A snapshot holds
 numbers, never tensors. The tensors that it has looked at go to the caller, who keeps them until the kernels are done.
 """
 
@@ -126,10 +126,10 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
 @functools.cache
 def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     """Makes compiled looks; None where one is unavailable, and the plain look has to do, more slowly."""
-    capsule, at = getattr(Tensor, "__dlpack_c_exchange_api__", None), internals.find()
-    if capsule is None or at is None or importlib.util.find_spec("numba") is None:
+    at, sample = internals.find(), object()
+    if at is None or importlib.util.find_spec("numba") is None:
         return None
-    if ctypes.c_void_p.from_address(id(capsule) + 8).value != id(type(capsule)):
+    if ctypes.c_void_p.from_address(id(sample) + 8).value != id(type(sample)):
         return None  # the second word of an object is not its type, as in CPython
     from fusedadam import generated
 
@@ -140,8 +140,8 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     except ImportError:  # a Numba that does not go with this numpy, say
         return None
     text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
-    run = generated.load("snapshot", text, made_for + inspect.getsource(names)).look
-    functions = np.array([*map(_address, names.C_FUNCTIONS), _dltensor_from_object(capsule)], dtype=np.int64)
+    run = generated.load("snapshot", text, made_for + inspect.getsource(names) + inspect.getsource(internals)).look
+    functions = np.array([*map(_address, names.C_FUNCTIONS)], dtype=np.int64)
     grad_name = "grad"
 
     def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
@@ -150,15 +150,15 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         slots = _slot_words(snapshot, tensors)
         params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
         layouts = np.full((len(slots), names.LAYOUT_WORDS), -1, dtype=np.int64)
-        dltensor, other_specs = np.zeros(6, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        other_specs = np.zeros(1, dtype=np.int64)
         hints = np.zeros((len(slots), names.HINT_WORDS), dtype=np.int64)
         arrays = {
             names.KNOWN_PARAMS: params, names.KNOWN_OWNERS: owners, names.SLOTS: slots,
-            names.ADDRESSES: snapshot.addresses, names.LAYOUTS: layouts, names.DLTENSOR: dltensor,
-            names.OTHER_SPECS: other_specs, names.HINTS: hints,
+            names.ADDRESSES: snapshot.addresses, names.LAYOUTS: layouts, names.OTHER_SPECS: other_specs,
+            names.HINTS: hints,
         }  # fmt: skip
         words = np.zeros(names.N_ARGUMENTS, dtype=np.int64)
-        words[names.LIST_ITEM : names.DESCRIBE + 1] = functions
+        words[names.LIST_ITEM : names.CLEAR_ERROR + 1] = functions
         words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
         words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(params), len(owners), len(slots)
         words[names.IMPL_AT : names.NBYTES_AT + 1] = at
@@ -194,7 +194,8 @@ def _slot_words(snapshot: Snapshot, tensors: Sequence[Any]) -> Int64s:
         row[names.SLOT_TYPE] = id(type(tensor))
         if spec is not None:
             row[names.SLOT_LOCAL_TYPE], row[names.SLOT_SPEC] = id(type(tensor._local_tensor)), id(spec)
-        row[names.SLOT_NEEDED] = 0 if tensor is None else extent(local(tensor))
+        if tensor is not None:
+            row[names.SLOT_NEEDED], row[names.SLOT_ITEM] = extent(local(tensor)), tensor.element_size()
     return slots
 
 
@@ -225,12 +226,3 @@ def _word_of(slot: Any) -> int:
 
 def _address(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-
-
-def _dltensor_from_object(capsule: Any) -> int:
-    """The function that describes a tensor without owning it, out of DLPack's exchange table."""
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = get(capsule, b"dlpack_exchange_api")
-    # header (version, previous table), then: allocate, from_object, to_object, dltensor_from_object, stream
-    return (ctypes.c_void_p * 6).from_address(table)[5] or 0

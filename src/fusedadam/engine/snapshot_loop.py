@@ -5,8 +5,8 @@ arrays would be reference-counted in every call. The loop calls CPython's C inte
 
 What it assumes about objects in memory, and what makes sure of it:
 - the second word of every Python object is its type: snapshot.py checks it on one object
-- where a tensor's Python object leads to its TensorImpl, storage and dispatch keys: internals.py finds each word at
-  start-up and verifies it on tensors of many kinds
+- where a tensor's Python object leads to its TensorImpl, and what that keeps in which word: internals.py finds each
+  word at start-up and verifies it on tensors of many kinds
 - which word of a DTensor is its local tensor: from the class's slot descriptors, and checked for every tensor
 Where one of these does not hold, the plain look in snapshot.py is used. Hints are only prefetched: memory that is gone
 or never was does no harm, so what they assume about dicts and TensorImpls may be wrong.
@@ -19,8 +19,8 @@ from numba.extending import intrinsic
 
 from fusedadam.engine.snapshot_names import *
 from fusedadam.generated import numba_cache
+from fusedadam.tensors.internals import HALF_WORD, INLINE
 
-DATA, DEVICE, KIND, SHAPE, STRIDES, OFFSET = range(6)  # the words of a DLTensor; KIND is dimensions and dtype
 TYPE = 1  # the word of any Python object that says what it is
 WORD = 8  # bytes
 AHEAD = 3  # slots between a prefetch and its use
@@ -89,32 +89,34 @@ call1, call2, call2_int, call3_int = caller("pointer", 1), caller("pointer", 2),
 
 
 @numba.njit(error_model="numpy")
-def compare(constants, found, kind, layout, address, needed):
-    """Compares one tensor with its layout, which is brought up to date, and with its address. ``needed``: the bytes
-    from its first element to its last."""
+def compare(words, found, kind, layout, address, slot):
+    """Compares one tensor with its layout, which is brought up to date, and with its address."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
-    describe, clear_error, tensor, impl_at, storage_at, keys_at, data_at, nbytes_at = constants
-    if call2_int(describe, found, tensor) != 0:
-        call1(clear_error, 0)
-        return CHANGED
+    impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at = words
     impl = at(found, impl_at)
-    changed = differs(layout, LAYOUT_DEVICE, at(tensor, DEVICE)) | differs(layout, LAYOUT_DTYPE, at(tensor, KIND))
-    changed |= differs(layout, LAYOUT_KEYS, at(impl, keys_at))
-    dimensions = at(tensor, KIND) & 0xFFFFFFFF
-    if dimensions > DIMENSIONS:
+    count = at(impl, dimensions_at)
+    changed = differs(layout, LAYOUT_KIND, at(impl, kind_at) & HALF_WORD)
+    changed |= differs(layout, LAYOUT_KEYS, at(impl, keys_at)) | differs(layout, LAYOUT_COUNT, count)
+    if count > DIMENSIONS:
         return CHANGED
-    for d in range(dimensions):
-        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d, at(at(tensor, SHAPE), d))
-        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d + 1, at(at(tensor, STRIDES), d))
-    begin = at(tensor, DATA) + at(tensor, OFFSET)
-    moved = differs(address, 0, begin)
+    sizes = impl + WORD * (dimensions_at + 1)
+    if count > INLINE:
+        sizes = at(sizes, 0)
+    strides = sizes + WORD * max(count, INLINE)
+    for d in range(count):
+        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d, at(sizes, d))
+        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d + 1, at(strides, d))
+    begin, needed = 0, at(slot, SLOT_NEEDED)
     if needed > 0:  # a storage may have shrunk under its tensor, to nothing or to less than it needs
         storage = at(impl, storage_at)
         if storage == 0 or at(storage, data_at) == 0:
             return CHANGED
-        if begin + needed > at(storage, data_at) + at(storage, nbytes_at):
+        offset = at(impl, offset_at) * at(slot, SLOT_ITEM)
+        if offset + needed > at(storage, nbytes_at):
             return CHANGED
+        begin = at(storage, data_at) + offset
+    moved = differs(address, 0, begin)
     return CHANGED if changed else MOVED if moved else SAME
 
 
@@ -131,11 +133,11 @@ def prefetch_slot(hint):
 
 
 @numba.njit(error_model="numpy")
-def remember(constants, hint, found, here, owner):
+def remember(words, hint, found, here, owner):
     """Where a tensor is: its Python and C++ objects and its storage; the dict that leads to a state, and what leads
     from a parameter to its gradient. Addresses only: the objects may be gone by the next time."""
     if differs(hint, 0, found) | differs(hint, 1, here):
-        _, _, _, impl_at, storage_at, _, _, _ = constants
+        impl_at, storage_at = words[0], words[1]
         impl, outer = at(here, impl_at), at(found, impl_at)
         differs(hint, 2, impl)
         differs(hint, 3, at(impl, storage_at))
@@ -161,9 +163,9 @@ def look(a):
         return CHANGED
     if not same_objects(a, a[OWNERS], a[KNOWN_OWNERS], a[N_OWNERS]):
         return CHANGED
-    # constants in registers: the compiler would load them again after every call
-    constants = (
-        a[DESCRIBE], a[CLEAR_ERROR], a[DLTENSOR], a[IMPL_AT], a[STORAGE_AT], a[KEYS_AT], a[DATA_AT], a[NBYTES_AT],
+    # in registers: the compiler would load them again after every call
+    words = (
+        a[IMPL_AT], a[STORAGE_AT], a[DIMENSIONS_AT], a[OFFSET_AT], a[KIND_AT], a[KEYS_AT], a[DATA_AT], a[NBYTES_AT],
     )  # fmt: skip
     list_item, set_item, dict_item, add_reference = a[LIST_ITEM], a[SET_ITEM], a[DICT_ITEM], a[ADD_REFERENCE]
     params, values, tensors, slots, count, hints = a[PARAMS], a[VALUES], a[FOUND], a[SLOTS], a[N_SLOTS], a[HINTS]
@@ -192,22 +194,22 @@ def look(a):
         call3_int(set_item, tensors, k, found)
 
         if kind == NO_GRAD:
-            own = SAME if found == a[NONE] else CHANGED
+            answer_here = SAME if found == a[NONE] else CHANGED
         else:
             layout, address = layouts + WORD * LAYOUT_WORDS * k, addresses + WORD * k
-            needed, here = at(slot, SLOT_NEEDED), found
+            here = found
             if at(slot, SLOT_LOCAL_TYPE) == 0:
-                own = compare(constants, found, at(slot, SLOT_TYPE), layout, address, needed)
+                answer_here = compare(words, found, at(slot, SLOT_TYPE), layout, address, slot)
             elif at(found, TYPE) != at(slot, SLOT_TYPE):
-                own = CHANGED
+                answer_here = CHANGED
             else:  # a DTensor
                 here = at(found, a[LOCAL_AT])
-                own = compare(constants, here, at(slot, SLOT_LOCAL_TYPE), layout, address, needed)
+                answer_here = compare(words, here, at(slot, SLOT_LOCAL_TYPE), layout, address, slot)
                 other_specs |= differs(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
-            if own != CHANGED:
-                remember(constants, hints + WORD * HINT_WORDS * k, found, here, owner)
-        if kind == STEP and own == MOVED:  # no longer a view of the optimizer's own counts
-            own = CHANGED
-        answer = max(answer, own)
+            if answer_here != CHANGED:
+                remember(words, hints + WORD * HINT_WORDS * k, found, here, owner)
+        if kind == STEP and answer_here == MOVED:  # no longer a view of the optimizer's own counts
+            answer_here = CHANGED
+        answer = max(answer, answer_here)
     differs(a[OTHER_SPECS], 0, other_specs)
     return answer

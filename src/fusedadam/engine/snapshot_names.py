@@ -7,29 +7,29 @@ SAME, MOVED, CHANGED = range(3)  # CHANGED: more than addresses, so a new plan i
 PARAM, GRAD, NO_GRAD, STATE, STEP = range(5)  # what is in a slot; NO_GRAD: a gradient that is expected to be None
 DIMENSIONS = 16  # of a tensor; with more, the plain look is used
 
-# The loop's argument is an array of these words. Functions of CPython's C interface, and DLPack's:
+# The loop's argument is an array of these words. Functions of CPython's C interface:
 C_FUNCTIONS = (
     "PyList_GetItem", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "Py_IncRef", "PyErr_Clear",
 )  # fmt: skip
-LIST_ITEM, SET_ITEM, GET_ATTRIBUTE, DICT_ITEM, ADD_REFERENCE, CLEAR_ERROR, DESCRIBE = range(7)
+LIST_ITEM, SET_ITEM, GET_ATTRIBUTE, DICT_ITEM, ADD_REFERENCE, CLEAR_ERROR = range(6)
 # lists of this call: all parameters, the owners and values of the optimizer's state, and the tensors that are found
-PARAMS, OWNERS, VALUES, FOUND = range(7, 11)
+PARAMS, OWNERS, VALUES, FOUND = range(6, 10)
 # objects: None, and the attribute's name "grad"
-NONE, GRAD_NAME = range(11, 13)
+NONE, GRAD_NAME = range(10, 12)
 # which words of a DTensor are its local tensor and its spec
-LOCAL_AT, SPEC_AT = range(13, 15)
+LOCAL_AT, SPEC_AT = range(12, 14)
 # what is expected: ids of parameters and owners; the slots, their addresses and layouts
-KNOWN_PARAMS, N_PARAMS, KNOWN_OWNERS, N_OWNERS, SLOTS, N_SLOTS, ADDRESSES, LAYOUTS = range(15, 23)
-# memory to work in: one DLTensor; is any DTensor's spec another object than before?; what to prefetch
-DLTENSOR, OTHER_SPECS, HINTS = range(23, 26)
+KNOWN_PARAMS, N_PARAMS, KNOWN_OWNERS, N_OWNERS, SLOTS, N_SLOTS, ADDRESSES, LAYOUTS = range(14, 22)
+# memory to work in: is any DTensor's spec another object than before?; what to prefetch
+OTHER_SPECS, HINTS = range(22, 24)
 # where torch keeps things: internals.TensorWords, in its order
-IMPL_AT, STORAGE_AT, KEYS_AT, DATA_AT, NBYTES_AT = range(26, 31)
-N_ARGUMENTS = 31
+IMPL_AT, STORAGE_AT, DIMENSIONS_AT, OFFSET_AT, KIND_AT, KEYS_AT, DATA_AT, NBYTES_AT = range(24, 32)
+N_ARGUMENTS = 32
 
 # The words of a slot; types and specs are the ids of objects, and NEEDED the bytes from its first element to its last.
-SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED = range(8)
-SLOT_WORDS = 8
-# The words of a layout: these, then size and stride of each dimension
-LAYOUT_DEVICE, LAYOUT_DTYPE, LAYOUT_KEYS, LAYOUT_DIMENSIONS = range(4)
+SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED, SLOT_ITEM = range(9)
+SLOT_WORDS = 9
+# The words of a layout: dtype and device, dispatch keys, how many dimensions, then size and stride of each
+LAYOUT_KIND, LAYOUT_KEYS, LAYOUT_COUNT, LAYOUT_DIMENSIONS = range(4)
 LAYOUT_WORDS = LAYOUT_DIMENSIONS + 2 * DIMENSIONS
 HINT_WORDS = 8  # of a slot

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 OBJECT_WORDS, IMPL_WORDS, STORAGE_WORDS = 6, 24, 8  # how many are read, at most as many as these objects have
+INLINE = 5  # dimensions whose sizes and strides are in the TensorImpl itself; with more, it has a pointer to them
+WORD, HALF_WORD = 2**64 - 1, 2**32 - 1
+CPU = 0xFF00  # the device in a TensorImpl: its type, 0, and its index, -1 for "none"
+SCALAR_TYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # c10::ScalarType
 
 
 class TensorWords(NamedTuple):
@@ -22,6 +25,9 @@ class TensorWords(NamedTuple):
 
     impl: int  # in a tensor's Python object: the address of its C++ object, the TensorImpl
     storage: int  # in a TensorImpl: the address of its storage
+    dimensions: int  # in a TensorImpl: their number, followed by 5 sizes and 5 strides or a pointer to more
+    offset: int  # in a TensorImpl: the elements of its storage before its first one
+    kind: int  # in a TensorImpl: its dtype and device, in the lower half
     keys: int  # in a TensorImpl: its dispatch keys, among them the negative bit and ZeroTensor
     data: int  # in a storage: the address of its memory
     nbytes: int  # in a storage: its size in bytes
@@ -36,11 +42,19 @@ def find() -> TensorWords | None:
     found = (
         _offset([id(t) for t in samples], OBJECT_WORDS, impls),
         _offset(impls, IMPL_WORDS, storage_impls),
+        _offset(impls, IMPL_WORDS, [t.dim() for t in samples]),
+        _offset(impls, IMPL_WORDS, [int(t.storage_offset()) for t in samples]),
+        _offset(impls, IMPL_WORDS, [CPU << 16 | SCALAR_TYPES[t.dtype] for t in samples], HALF_WORD),
         _offset(impls, IMPL_WORDS, [dispatch_keys(t) for t in samples]),
         _offset(storage_impls, STORAGE_WORDS, [s.data_ptr() for s in storages]),
         _offset(storage_impls, STORAGE_WORDS, [s.nbytes() for s in storages]),
     )
-    return None if None in found else TensorWords(*found)  # type: ignore[arg-type]
+    if None in found:
+        return None
+    at = TensorWords(*found)  # type: ignore[arg-type]
+    elsewhere = torch.empty(7, device="meta")
+    is_right = all(_layout(t, at) == [*t.shape, *t.stride()] for t in samples)
+    return at if is_right and _words(elsewhere._cdata, IMPL_WORDS)[at.kind] >> 16 & 0xFFFF != CPU else None
 
 
 def dispatch_keys(tensor: Tensor) -> int:
@@ -50,14 +64,27 @@ def dispatch_keys(tensor: Tensor) -> int:
 
 def _samples() -> list[Tensor]:
     """Tensors that differ in every word to be found. The last two share the storage of the first."""
+    zeros = functools.partial(torch.zeros, device="cpu")  # whatever the default device is
     with torch.inference_mode():
-        inference = torch.zeros(5)
-    plain = [torch.zeros(7, 5), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(2, 3, 4, dtype=torch.float64)]
-    return [*plain, torch.nn.Parameter(torch.zeros(11)), inference, torch._neg_view(plain[0]), plain[0][1:]]
+        inference = zeros(5)
+    plain = [zeros(7, 5), zeros(3, dtype=torch.bfloat16), zeros(2, 3, 4, dtype=torch.float64)]
+    many = [zeros(*range(2, 2 + dimensions), dtype=torch.float16) for dimensions in (INLINE, INLINE + 1)]
+    return [*plain, *many, torch.nn.Parameter(zeros(11)), inference, torch._neg_view(plain[0]), plain[0][1:]]
 
 
-def _offset(addresses: list[int], count: int, expected: list[int]) -> int | None:
-    """The first offset where the objects at these addresses have the expected words."""
-    read: Callable[[int], Any] = (ctypes.c_uint64 * count).from_address
-    rows = [list(read(address)) for address in addresses]
-    return next((k for k in range(count) if [row[k] for row in rows] == expected), None)
+def _offset(addresses: list[int], count: int, expected: list[int], mask: int = WORD) -> int | None:
+    """The first offset where the objects at these addresses have the expected words, or parts of words."""
+    rows = [_words(address, count) for address in addresses]
+    return next((k for k in range(count) if [row[k] & mask for row in rows] == expected), None)
+
+
+def _layout(tensor: Tensor, at: TensorWords) -> list[int]:
+    """Sizes and strides, read as the compiled loop reads them."""
+    words, count = _words(tensor._cdata, IMPL_WORDS)[at.dimensions + 1 :], tensor.dim()
+    if count <= INLINE:
+        return words[:count] + words[INLINE : INLINE + count]
+    return _words(words[0], 2 * count)
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
