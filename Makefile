@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+REQUIRED ?= --constraint constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test test-all fuzz lint bench docs clean
+.PHONY: demo test test-all test-torch suite fuzz lint bench docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m fusedadam demo
@@ -12,11 +13,19 @@ demo: $(VENV)/ready
 # Several workers share the cores: their threads must not wait for each other by spinning.
 PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test: lint
+test: lint suite
+
+suite: $(VENV)/ready
 	$(PYTEST) -m "not exhaustive"
 
 test-all: lint
 	$(PYTEST) --hypothesis-profile=default
+
+# The suite with another torch, in an environment of its own, which may take gigabytes: make test-torch VERSION=2.6.0
+test-torch:
+	@test -n "$(VERSION)" || { echo "VERSION is missing, as in: make test-torch VERSION=2.6.0"; exit 2; }
+	$(MAKE) suite VENV=.venv-torch-$(VERSION) \
+	  REQUIRED="torch==$(VERSION) $(addprefix --constraint ,$(wildcard constraints/torch-$(VERSION).txt))"
 
 # Random programs beside torch.optim, other ones in each run; prints the shortest program that fails.
 MINUTES ?= 60
@@ -39,8 +48,8 @@ docs: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[demo,bench,docs,test]"
+	$(RUN) -m pip install --quiet $(REQUIRED) --editable ".[demo,bench,docs,test]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
