@@ -93,11 +93,11 @@ def draw(
     case: Case, shapes: Iterable[tuple[int, ...]], dtypes: Sequence[torch.dtype], seed: int = 0
 ) -> list[dict[str, Tensor]]:
     """Roles on the CPU: param and grad of both signs, second moments positive, all well away from zero."""
-    special = case.rule.special(case.flags)
+    specialized = case.rule.specialize(case.flags)
     generator = torch.Generator().manual_seed(seed)
     roles = []
     for shape in shapes:
-        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in special.roles}
+        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
         for role in ("param", "grad", "exp_avg", "ema_params"):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
@@ -122,20 +122,22 @@ def apply_in_place(
     device, backend = place
     chosen = backends.choose(torch.device(device), backend)
     scalars = case.rule.scalars(step=step, **case.options)
-    launches = Launches([Member(case.rule.special(case.flags, own["param"], deferred), chosen, own) for own in roles])
+    launches = Launches(
+        [Member(case.rule.specialize(case.flags, own["param"], deferred), chosen, own) for own in roles]
+    )
     launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
     launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:
     """The rule itself in float64, from the same stored values and the same float64 scalars."""
-    special = case.rule.special(case.flags)
+    specialized = case.rule.specialize(case.flags)
     scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=step, **case.options).items()}
     results = []
     for own in roles:
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}
         new = case.rule(**values, **scalars, **case.flags)
-        results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in special.outputs})
+        results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in specialized.outputs})
     return results
 
 

@@ -16,8 +16,8 @@ FLAGS = {"amsgrad": False, "maximize": False, "decoupled": True, "clipped": Fals
 
 def table(*shapes, layout=lambda t: t, members=None):
     backend = backends.choose(torch.device("cpu"), "numba")
-    roles = [{r: layout(torch.zeros(shape)) for r in adam.special(FLAGS).roles} for shape in shapes]
-    everyone = [Member(adam.special(FLAGS), backend, own) for own in roles]
+    roles = [{r: layout(torch.zeros(shape)) for r in adam.specialize(FLAGS).roles} for shape in shapes]
+    everyone = [Member(adam.specialize(FLAGS), backend, own) for own in roles]
     return LaunchTable(members or range(len(shapes)), everyone), roles
 
 

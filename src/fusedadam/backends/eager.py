@@ -46,7 +46,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
         return run
 
-    return {stage.position: runner(stage) for stage in table.special.stages}
+    return {stage.position: runner(stage) for stage in table.specialized.stages}
 
 
 def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
@@ -149,7 +149,7 @@ def _column(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
 def _part(table: LaunchTable, k: int, name: str) -> Tensor:
     """The k-th tensor's part of a value by row."""
     begin = int(table.all_rows[:k].sum())
-    return table.row_values[table.special.row_slots[name]][begin : begin + int(table.all_rows[k])]
+    return table.row_values[table.specialized.row_slots[name]][begin : begin + int(table.all_rows[k])]
 
 
 def _here(table: LaunchTable, k: int, name: str) -> Tensor:

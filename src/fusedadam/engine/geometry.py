@@ -25,7 +25,7 @@ class Geometry:
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        by_rows = members[0].special.by_rows
+        by_rows = members[0].specialized.by_rows
         shardings = [member.sharding for member in members]
         self.is_split = by_rows and shardings[0] is not None and shardings[0].split
         params = [member.roles["param"] for member in members]

@@ -63,7 +63,7 @@ class Launch:
 
     def end(self, run: Run) -> None:
         for role, original, copy in run.copies:
-            if role in self.table.special.outputs:
+            if role in self.table.specialized.outputs:
                 # kernels write to inference tensors in any mode; torch does so in theirs only
                 with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)
@@ -128,7 +128,7 @@ class Launches:
         def for_any(action: Action) -> Callable[[list[Run]], None]:
             return lambda _: action()
 
-        stages = {stage.position for launch in self for stage in launch.table.special.stages}
+        stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
         for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
             having = [k for k, launch in enumerate(self) if position in launch.stages]
             waiting = [k for k in having if self[k].table.is_split and position.phase == Phase.ROW]
@@ -143,17 +143,17 @@ class Launches:
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""
-        tables = [launch.table for launch in self if name in launch.table.special.reports]
-        return [(table, table.value(table.special.reports[name])) for table in tables]
+        tables = [launch.table for launch in self if name in launch.table.specialized.reports]
+        return [(table, table.value(table.specialized.reports[name])) for table in tables]
 
     def _prepare_shared(self, members: Sequence[Member]) -> dict[Position, list[Action]]:
         """The sums over groups, or over all parameters: each is added up when every launch has its terms."""
         prepared: dict[Position, list[Action]] = {}
-        for one in {s.name: s for launch in self for s in launch.table.special.shared}.values():
+        for one in {s.name: s for launch in self for s in launch.table.specialized.shared}.values():
             terms: dict[int, SharedTerm] = {}
-            launches = [launch for launch in self if one.name in (s.name for s in launch.table.special.shared)]
+            launches = [launch for launch in self if one.name in (s.name for s in launch.table.specialized.shared)]
             for launch in launches:
-                term = next(s.term for s in launch.table.special.shared if s.name == one.name)
+                term = next(s.term for s in launch.table.specialized.shared if s.name == one.name)
                 columns = enumerate(launch.table.members.tolist())
                 terms |= {k: SharedTerm(launch.table, column, term) for column, k in columns}
             lists: dict[Any, list[SharedTerm]] = {}

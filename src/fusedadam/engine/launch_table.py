@@ -41,7 +41,7 @@ class LaunchTable(Geometry):
         mine = [everyone[k] for k in members]
         super().__init__(mine)
         self.members = np.asarray(members, dtype=np.int64)
-        self.special, self.is_absent = mine[0].special, mine[0].is_absent
+        self.specialized, self.is_absent = mine[0].specialized, mine[0].is_absent
         self.shardings = [member.sharding for member in mine]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
         self.device = mine[0].roles["param"].device
@@ -50,10 +50,10 @@ class LaunchTable(Geometry):
         self._compute = compute_dtype(mine[0].roles["param"].dtype)
         self.compute = FORMAT_OF_DTYPE[self._compute]
         self.formats = mine[0].formats
-        self.strides = [dense_strides(m.roles["param"], self.special.by_rows) for m in mine]
+        self.strides = [dense_strides(m.roles["param"], self.specialized.by_rows) for m in mine]
         self.copied = list(self._roles_to_copy(mine))
         self._make_buffers()
-        self.scalars = [s for s in self.special.scalars if s not in OWN_SCALARS]
+        self.scalars = [s for s in self.specialized.scalars if s not in OWN_SCALARS]
         self._make_words(mine)
         # set for each run
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
@@ -71,7 +71,7 @@ class LaunchTable(Geometry):
 
     def _roles_to_copy(self, mine: Sequence[Member]) -> Iterator[tuple[str, int]]:
         """(role, member) of the tensors that kernels cannot walk in place: each run works on a copy."""
-        for role in self.special.roles:
+        for role in self.specialized.roles:
             for k, member in enumerate(mine):
                 tensor = member.roles[role]
                 in_place = lies_as(tensor, self.strides[k]) and is_plain(tensor)
@@ -80,7 +80,7 @@ class LaunchTable(Geometry):
 
     def _make_buffers(self) -> None:
         """Memory for values by row, and for the sums of segments where a segment is not yet the whole sum."""
-        slots = 1 + max(self.special.row_slots.values(), default=-1)
+        slots = 1 + max(self.specialized.row_slots.values(), default=-1)
         rows = int(self.all_rows.sum())
         self.row_values = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(slots)]
         self.partials: dict[str, Tensor] = {}
@@ -92,8 +92,8 @@ class LaunchTable(Geometry):
 
     def _make_words(self, mine: Sequence[Member]) -> None:
         unchanging = self._unchanging(mine)
-        self.arrays = [a for role in self.special.roles for a in FORMATS[self.formats[role]].array_names(role)]
-        names = [*self.scalars, *self.arrays, *unchanging, *self.special.values]
+        self.arrays = [a for role in self.specialized.roles for a in FORMATS[self.formats[role]].array_names(role)]
+        names = [*self.scalars, *self.arrays, *unchanging, *self.specialized.values]
         self.at = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
         for name in self.arrays:
@@ -110,14 +110,16 @@ class LaunchTable(Geometry):
             "_segments": self.segments["element"], "_row_segments": self.segments["row"], "_all_rows": self.all_rows,
         }  # fmt: skip
         wholes = [member.roles["param"] if member.whole is None else member.whole for member in mine]
-        for name in self.special.scalars:
+        for name in self.specialized.scalars:
             if name in OWN_SCALARS:
                 table[name] = np.array([float(OWN_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
         for name in (HAS_GRAD, GRADS_ANYWHERE):
             table[name] = np.full(len(mine), float(not self.is_absent)).view(np.int64)
         begins = [_begins(buffer, self.all_rows) for buffer in self.row_values]
-        table |= {name: begins[slot] for name, slot in self.special.row_slots.items()}
-        table |= {HERE + name: table[name] + self._compute.itemsize * self.firsts for name in self.special.row_slots}
+        table |= {name: begins[slot] for name, slot in self.specialized.row_slots.items()}
+        table |= {
+            HERE + name: table[name] + self._compute.itemsize * self.firsts for name in self.specialized.row_slots
+        }
         for one in self._sums:
             partial = self.partials.get(one.name)
             at = table[HERE + one.name] if partial is None else _begins(partial, self.segments[one.of])
@@ -126,7 +128,7 @@ class LaunchTable(Geometry):
 
     @property
     def _sums(self) -> list[Sum]:
-        return [one for stage in self.special.stages for one in stage.sums]
+        return [one for stage in self.specialized.stages for one in stage.sums]
 
     def compute_of(self, stage: Stage) -> str:
         return self.compute if stage.space == "element" else "f64"
@@ -135,7 +137,7 @@ class LaunchTable(Geometry):
         """The format of everything that a stage reads and writes."""
         if stage.space == "tensor":
             return dict.fromkeys(stage.arrays, "f64")
-        formats = self.formats | dict.fromkeys(self.special.row_slots, self.compute)
+        formats = self.formats | dict.fromkeys(self.specialized.row_slots, self.compute)
         for one in stage.sums:
             formats[PARTIAL + one.name] = self.compute_of(stage)
         return formats | {one.name: "f64" for one in stage.sums if one.over == "tensor"}

@@ -31,7 +31,7 @@ class Participant:
     grad: Tensor | None  # as it was when the plan was begun; another thread may replace it at any time
     index: int  # among all parameters of the optimizer
     group: int
-    special: SpecializedRule
+    specialized: SpecializedRule
     backend: Backend
     new_state: Callable[[str], Tensor]  # makes a state of that name, with its initial value
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
@@ -47,17 +47,27 @@ class Participant:
 
     def as_member(self) -> Member:
         return Member(
-            self.special, self.backend, self._roles(), self.group, self.param, self.is_absent, self.redistributes_grad
+            self.specialized,
+            self.backend,
+            self._roles(),
+            self.group,
+            self.param,
+            self.is_absent,
+            self.redistributes_grad,
         )
 
     def _roles(self) -> Roles:
         here = local(self.param)
         if self.is_absent:
-            return dict.fromkeys(self.special.roles, here.new_empty(0))
+            return dict.fromkeys(self.specialized.roles, here.new_empty(0))
         grad: Any = self.grad
         if self.redistributes_grad:  # on every run, together with the other processes; here only its form counts
             grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
-        return {"param": here, "grad": local(grad), **{name: local(self.state[name]) for name in self.special.states}}
+        return {
+            "param": here,
+            "grad": local(grad),
+            **{name: local(self.state[name]) for name in self.specialized.states},
+        }
 
 
 def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, StateDict]) -> None:
@@ -93,9 +103,9 @@ def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
 def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
     """States that are missing, and new copies of states whose layout or device is no longer the parameter's."""
     param = local(p.param)
-    strides, device = dense_strides(param, p.special.by_rows), param.device
+    strides, device = dense_strides(param, p.specialized.by_rows), param.device
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
-    for name in p.special.states:
+    for name in p.specialized.states:
         if name not in state:
             fresh[name] = p.new_state(name)
             continue

@@ -123,7 +123,7 @@ class Plan:
         self.snapshot = Snapshot(slots, params, states, [_expected(slot, by_index, views) for slot in slots])
         at = {(slot.param, slot.what): k for k, slot in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
-        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.special.roles} for p in present}
+        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.specialized.roles} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.members] for name in table.arrays]))
@@ -204,7 +204,7 @@ def _slots(present: Sequence[Participant], params: list[Tensor], states: States)
             slots.append(Slot(k, NO_GRAD))
             continue
         slots += [Slot(k, PARAM), Slot(k, GRAD)]
-        slots += [Slot(k, name, order[id(param)]) for name in (*p.special.states, "step")]
+        slots += [Slot(k, name, order[id(param)]) for name in (*p.specialized.states, "step")]
     return slots
 
 

@@ -147,13 +147,13 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
 
 def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, Wanted]]:
     for table in tables:
-        for stage in table.special.stages:
+        for stage in table.specialized.stages:
             for needed in stage.sums:
                 # after this phase whole rows have been decided about; sharded rows wait for the other processes
                 when = max(needed.position, Position(needed.position.round, Phase.ROW))
                 if table.is_split and needed.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_values[table.special.row_slots[needed.name]]
+                    memory = table.row_values[table.specialized.row_slots[needed.name]]
                     yield when, needed.largest, Wanted(table, needed.name, memory, table.all_rows, rows, rows)
                 elif table.mesh is not None and not table.is_split and needed.over == "tensor":
                     yield when, needed.largest, _by_tensor(table, needed.name, needed.name)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
 
 
-def is_waited_for(param: Tensor, special: SpecializedRule) -> bool:
+def is_waited_for(param: Tensor, specialized: SpecializedRule) -> bool:
     """Whether other processes, which have shards of this parameter, wait for this one's contribution to sums.
 
     ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
-    return special.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
+    return specialized.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:

@@ -121,11 +121,11 @@ class Stepper:
 
     def has_sums(self, groups: Sequence[Group]) -> bool:
         """Whether a step sums at all, under the present options."""
-        return any(special.has_sums for special in self._specials(groups))
+        return any(specialized.has_sums for specialized in self._specialized_rules(groups))
 
     def has_shared_sums(self, groups: Sequence[Group]) -> bool:
         """Whether a step sums over several parameters, under the present options."""
-        return any(special.shared for special in self._specials(groups))
+        return any(specialized.shared for specialized in self._specialized_rules(groups))
 
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if this process sees only a part of what the rule sums over."""
@@ -146,12 +146,13 @@ class Stepper:
                 "use an optimizer, and options, without norms and projections"
             )
 
-    def _specials(self, groups: Sequence[Group]) -> list[SpecializedRule]:
+    def _specialized_rules(self, groups: Sequence[Group]) -> list[SpecializedRule]:
         """The rule as each group uses it for a matrix, the case with the most sums."""
         names, of_matrices = self._optimizer._flags, dict.fromkeys(OWN_FLAGS, True)
         flags, _ = self.read(groups)
         return [
-            self._optimizer.rule.special({**dict(zip(names, chosen, strict=True)), **of_matrices}) for chosen in flags
+            self._optimizer.rule.specialize({**dict(zip(names, chosen, strict=True)), **of_matrices})
+            for chosen in flags
         ]
 
     def _counts_on_device(self, groups: Sequence[Group], hyper_parameters: list[HyperParameters], amp: Amp) -> bool:
@@ -182,11 +183,11 @@ class Stepper:
             for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
-                    special = rule.special(chosen, param)
-                    if grad is not None or distributed.is_waited_for(param, special):
+                    specialized = rule.specialize(chosen, param)
+                    if grad is not None or distributed.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
                         new_state = functools.partial(self._new_state, param, group)
-                        participants.append(Participant(param, grad, index, k, special, backend, new_state))
+                        participants.append(Participant(param, grad, index, k, specialized, backend, new_state))
                 index += 1
         return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
 

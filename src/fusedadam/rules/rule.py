@@ -104,12 +104,12 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
-        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
+        self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
-            self.special(dict.fromkeys(self.flags, choice))
+            self.specialize(dict.fromkeys(self.flags, choice))
 
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
@@ -144,7 +144,7 @@ class Rule:
         scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
         return scalars, [order[key] for key in keys]
 
-    def special(
+    def specialize(
         self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
     ) -> SpecializedRule:
         """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
@@ -152,14 +152,14 @@ class Rule:
         own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
         decided = {name: bool({**flags, **own}[name]) for name in self.flags}
         key = tuple(decided.values()), frozenset(deferred)
-        if key not in self._specials:
-            special = _specialize(self, decided, key[1])
-            for shared in special.shared:
+        if key not in self._specializations:
+            specialized = _specialize(self, decided, key[1])
+            for shared in specialized.shared:
                 if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
-                    why = f"{special.title}: {shared.name} comes in another round here than under other flags"
+                    why = f"{specialized.title}: {shared.name} comes in another round here than under other flags"
                     self._function.fail(self._function.tree, why)
-            self._specials[key] = special
-        return self._specials[key]
+            self._specializations[key] = specialized
+        return self._specializations[key]
 
 
 def rule(

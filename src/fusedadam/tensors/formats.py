@@ -18,7 +18,7 @@ bits. Formats that the hardware converts have no codec.
 To add a format that is one plain tensor, add it to ``FORMATS``. For formats of several arrays the kernels are ready,
 and the table has a row for each array. Not there yet: an option that chooses one; the creation, snapshot and state
 dicts of the extra arrays; ``Member.formats`` for roles whose dtype does not tell. A role that cannot be read back
-before the last stage is deferred: ``rule.special(deferred=...)``, rules/stages.py.
+before the last stage is deferred: ``rule.specialize(deferred=...)``, rules/stages.py.
 
 The low-memory formats that come next would be written like this:
 

@@ -32,7 +32,7 @@ BATCHES = 16  # that each thread takes its chunks in, if all threads are equally
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
-    stages = {stage.position: _prepare_stage(table, stage) for stage in table.special.stages}
+    stages = {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
     def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
         visit, combine = stages[position]
@@ -56,7 +56,7 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
         return visit, None
     text = sums.combine(unfinished, table.at, table.formats_of(stage))
     arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
-    return visit, _call(_compile(f"sums_{table.special.rule.name}", text), arguments, table.words)
+    return visit, _call(_compile(f"sums_{table.specialized.rule.name}", text), arguments, table.words)
 
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
@@ -126,12 +126,12 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
     # everything that the text depends on: functional.py gets here in every call
-    key = (table.special, stage.position, *table.formats.values(), table.compute, *table.at, scaled)
+    key = (table.specialized, stage.position, *table.formats.values(), table.compute, *table.at, scaled)
     text = _texts.get(key)
     if text is None:
         formats, compute = table.formats_of(stage), table.compute_of(stage)
-        text = _texts[key] = kernel.source(table.special.title, stage, table.at, formats, compute, scaled)
-    return _compile(table.special.rule.name, text)
+        text = _texts[key] = kernel.source(table.specialized.title, stage, table.at, formats, compute, scaled)
+    return _compile(table.specialized.rule.name, text)
 
 
 _texts: dict[tuple[Any, ...], str] = {}  # of kernels

@@ -66,7 +66,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
             *_stage(table, stage, chunks),
             *_combine(table, [s for s in stage.sums if not table.is_whole(s)]),
         ]
-        for stage in table.special.stages
+        for stage in table.specialized.stages
     }
 
     def runner(own: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
@@ -120,8 +120,8 @@ def _launch(
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
-        text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
-        return _compile(table.special.rule.name, text)
+        text = kernel.source(table.specialized.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
+        return _compile(table.specialized.rule.name, text)
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
 

@@ -58,7 +58,7 @@ def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: i
 
 
 def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars: Roles) -> Iterator[Verdict]:
-    special = rule.special(member.flags, member.before["param"])
+    special = rule.specialize(member.flags, member.before["param"])
     elements = [stage for stage in special.stages if stage.space == "element"]
     early = [role for stage in elements[:-1] for role in stage.writes if role in special.states]
     expected = _exact(rule, clipped, scalars)
