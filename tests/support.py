@@ -21,7 +21,7 @@ from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.rules.rule import OWN_FLAGS, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, Rule
 from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -68,7 +68,7 @@ class Case:
 
 
 def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator[Case]:
-    free = [name for name in rule.flags if name not in fixed and name not in OWN_FLAGS]
+    free = [name for name in rule.flags if name not in fixed and name not in PARAM_FLAGS]
     for choice in itertools.product((False, True), repeat=len(free)):
         flags = {**dict(zip(free, choice, strict=True)), **fixed}
         yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options)

@@ -35,14 +35,14 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
         visit = visits[stage.space](table, stage)
-        unfinished = [one for one in stage.sums if not table.is_whole(one)]
+        unfinished = [s for s in stage.sums if not table.is_whole(s)]
 
         def run(members: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
                 return
             visit(members)
-            for one in unfinished:
-                _combine(table, one)
+            for summation in unfinished:
+                _combine(table, summation)
 
         return run
 
@@ -64,10 +64,11 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         for role, value in zip(stage.writes, results, strict=False):
             store(formats[role], here[role], value)
         size = sums.SEGMENT["element"]
-        for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+        for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))
-            own = sums.segment_sums(term.expand(row.stop - row.start, column.stop - column.start), size, one.largest)
-            _segments(table, k, one)[row, pieces] = own.to(table.home)
+            terms = term.expand(row.stop - row.start, column.stop - column.start)
+            partial = sums.segment_sums(terms, size, summation.largest)
+            _segments(table, k, summation)[row, pieces] = partial.to(table.home)
 
     def run(members: Sequence[Roles]) -> None:
         for k, roles in enumerate(members):
@@ -92,9 +93,10 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
             results = update(*values, *(number(x) for x in _column(table, stage.scalars, k)))
             for name, value in zip(stage.writes, results, strict=False):
                 _part(table, k, name).copy_(value)
-            for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
-                own = sums.segment_sums(term.expand(1, int(table.all_rows[k])), sums.SEGMENT["row"], one.largest)
-                _segments(table, k, one).copy_(own[0])
+            for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+                terms = term.expand(1, int(table.all_rows[k]))
+                partial = sums.segment_sums(terms, sums.SEGMENT["row"], summation.largest)
+                _segments(table, k, summation).copy_(partial[0])
 
     return run
 
@@ -121,10 +123,10 @@ def _bind(
 
     def stored(role: str) -> Callable[[Tensor], Tensor]:
         def round_trip(value: Tensor) -> Tensor:
-            one = FORMATS[table.formats[role]]
-            arrays = [torch.empty_like(value, dtype=array.dtype) for array in one.arrays]
-            store(one, arrays, value)
-            return load(one, arrays, compute)
+            fmt = FORMATS[table.formats[role]]
+            arrays = [torch.empty_like(value, dtype=array.dtype) for array in fmt.arrays]
+            store(fmt, arrays, value)
+            return load(fmt, arrays, compute)
 
         return round_trip
 
@@ -158,46 +160,46 @@ def _here(table: LaunchTable, k: int, name: str) -> Tensor:
     return _part(table, k, name)[first : first + int(table.rows[k])]
 
 
-def _segments(table: LaunchTable, k: int, one: Sum) -> Tensor:
+def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
-    if table.is_whole(one):
-        return _here(table, k, one.name)[:, None]
-    counts = table.segments[one.of]
+    if table.is_whole(summation):
+        return _here(table, k, summation.name)[:, None]
+    counts = table.segments[summation.of]
     begin, count = int(counts[:k].sum()), int(counts[k])
-    own = table.partials[one.name][begin : begin + count]
-    return own.view(int(table.rows[k]), -1) if one.of == "element" else own
+    partial = table.partials[summation.name][begin : begin + count]
+    return partial.view(int(table.rows[k]), -1) if summation.of == "element" else partial
 
 
-def _combine(table: LaunchTable, one: Sum) -> None:
+def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table.sizes)):
-        own = _segments(table, k, one) if table.segments[one.of][k] else torch.zeros(1, 0)
-        if one.over == "row":
-            _here(table, k, one.name).copy_(sums.combine(own, one.largest))
+        partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
+        if summation.over == "row":
+            _here(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
         else:
-            table.value(one.name)[k] = sums.combine(own.flatten(), one.largest)
+            table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
 
 
-def load(one: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
+def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
     """A copy, always: a rule may store one role in another, and must not see what has been stored already."""
-    if one.is_native("eager"):
+    if fmt.is_native("eager"):
         return arrays[0].to(compute, copy=True)
-    assert one.decode is not None
-    value: Tensor = one.decode(*(words.to(torch.int32, copy=True) for words in _words(one, arrays)))
+    assert fmt.decode is not None
+    value: Tensor = fmt.decode(*(words.to(torch.int32, copy=True) for words in _words(fmt, arrays)))
     return value.to(compute)
 
 
-def store(one: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
+def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
     """Rounds once. torch itself takes float64 to 16 bits by way of float32, which rounds twice."""
-    if value.dtype == torch.float64 and one.rounds:
+    if value.dtype == torch.float64 and fmt.rounds:
         value = round_to_odd(value)
-    if one.is_native("eager"):
+    if fmt.is_native("eager"):
         arrays[0].copy_(value)
         return
-    assert one.encode is not None
-    encoded = one.encode(value.float())
-    for words, new in zip(_words(one, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
+    assert fmt.encode is not None
+    encoded = fmt.encode(value.float())
+    for words, new in zip(_words(fmt, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
         words.copy_(new)
 
 
-def _words(one: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, one.arrays, strict=True)]
+def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, fmt.arrays, strict=True)]

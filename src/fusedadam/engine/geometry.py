@@ -43,9 +43,9 @@ class Geometry:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def is_whole(self, one: Sum) -> bool:
+    def is_whole(self, summation: Sum) -> bool:
         """Whether each segment of this sum is a whole row, so that no segments are left to combine."""
-        return one.over == "row" and bool((self.pieces <= 1).all())
+        return summation.over == "row" and bool((self.pieces <= 1).all())
 
     def lengths(self, stage: Stage) -> Int64s:
         """How long the segments of each tensor are, at most."""

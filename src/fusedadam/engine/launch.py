@@ -129,11 +129,11 @@ class Launches:
             return lambda _: action()
 
         stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
-        for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
+        for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
             having = [k for k, launch in enumerate(self) if position in launch.stages]
             waiting = [k for k in having if self[k].table.is_split and position.phase == Phase.ROW]
             yield from (self._stage(k, position) for k in having if k not in waiting)
-            yield from (for_any(one.run) for one in self.reductions if one.position == position)
+            yield from (for_any(reduction.run) for reduction in self.reductions if reduction.position == position)
             yield from (self._stage(k, position) for k in waiting)
             yield from (for_any(action) for action in self._shared.get(position, ()))
 
@@ -149,21 +149,23 @@ class Launches:
     def _prepare_shared(self, members: Sequence[Member]) -> dict[Position, list[Action]]:
         """The sums over groups, or over all parameters: each is added up when every launch has its terms."""
         prepared: dict[Position, list[Action]] = {}
-        for one in {s.name: s for launch in self for s in launch.table.specialized.shared}.values():
+        for summation in {s.name: s for launch in self for s in launch.table.specialized.shared}.values():
             terms: dict[int, SharedTerm] = {}
-            launches = [launch for launch in self if one.name in (s.name for s in launch.table.specialized.shared)]
+            launches = [
+                launch for launch in self if summation.name in (s.name for s in launch.table.specialized.shared)
+            ]
             for launch in launches:
-                term = next(s.term for s in launch.table.specialized.shared if s.name == one.name)
+                term = next(s.term for s in launch.table.specialized.shared if s.name == summation.name)
                 columns = enumerate(launch.table.members.tolist())
                 terms |= {k: SharedTerm(launch.table, column, term) for column, k in columns}
-            lists: dict[Any, list[SharedTerm]] = {}
+            term_lists: dict[Any, list[SharedTerm]] = {}
             for k in sorted(terms):  # in the order of the parameters
                 roles = members[k].roles
                 group = (members[k].group, roles.get("grad", roles["param"]).dtype)
-                lists.setdefault(group if one.over == "group" else None, []).append(terms[k])
+                term_lists.setdefault(group if summation.over == "group" else None, []).append(terms[k])
             one_home = len({launch.table.home for launch in launches}) == 1
             add_up = launches[0].backend.sum_across if one_home else sum_across_devices
-            prepared.setdefault(one.position, []).append(add_up(one, list(lists.values())))
+            prepared.setdefault(summation.position, []).append(add_up(summation, list(term_lists.values())))
         return prepared
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fusedadam.engine.geometry import Floats, Geometry, Int64s
 from fusedadam.engine.member import Member
-from fusedadam.rules.rule import OWN_SCALARS
+from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
 from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
@@ -53,7 +53,7 @@ class LaunchTable(Geometry):
         self.strides = [dense_strides(m.roles["param"], self.specialized.by_rows) for m in mine]
         self.copied = list(self._roles_to_copy(mine))
         self._make_buffers()
-        self.scalars = [s for s in self.specialized.scalars if s not in OWN_SCALARS]
+        self.scalars = [s for s in self.specialized.scalars if s not in PARAM_SCALARS]
         self._make_words(mine)
         # set for each run
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
@@ -84,11 +84,11 @@ class LaunchTable(Geometry):
         rows = int(self.all_rows.sum())
         self.row_values = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(slots)]
         self.partials: dict[str, Tensor] = {}
-        for one in self._sums:
-            if not self.is_whole(one):
-                dtype = self._compute if one.of == "element" else torch.float64
-                count = int(self.segments[one.of].sum())
-                self.partials[one.name] = torch.zeros(count, dtype=dtype, device=self.home)
+        for summation in self._sums:
+            if not self.is_whole(summation):
+                dtype = self._compute if summation.of == "element" else torch.float64
+                count = int(self.segments[summation.of].sum())
+                self.partials[summation.name] = torch.zeros(count, dtype=dtype, device=self.home)
 
     def _make_words(self, mine: Sequence[Member]) -> None:
         unchanging = self._unchanging(mine)
@@ -111,8 +111,8 @@ class LaunchTable(Geometry):
         }  # fmt: skip
         wholes = [member.roles["param"] if member.whole is None else member.whole for member in mine]
         for name in self.specialized.scalars:
-            if name in OWN_SCALARS:
-                table[name] = np.array([float(OWN_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
+            if name in PARAM_SCALARS:
+                table[name] = np.array([float(PARAM_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
         for name in (HAS_GRAD, GRADS_ANYWHERE):
             table[name] = np.full(len(mine), float(not self.is_absent)).view(np.int64)
         begins = [_begins(buffer, self.all_rows) for buffer in self.row_values]
@@ -120,15 +120,15 @@ class LaunchTable(Geometry):
         table |= {
             HERE + name: table[name] + self._compute.itemsize * self.firsts for name in self.specialized.row_slots
         }
-        for one in self._sums:
-            partial = self.partials.get(one.name)
-            at = table[HERE + one.name] if partial is None else _begins(partial, self.segments[one.of])
-            table[PARTIAL + one.name] = at
+        for summation in self._sums:
+            partial = self.partials.get(summation.name)
+            at = table[HERE + summation.name] if partial is None else _begins(partial, self.segments[summation.of])
+            table[PARTIAL + summation.name] = at
         return table
 
     @property
     def _sums(self) -> list[Sum]:
-        return [one for stage in self.specialized.stages for one in stage.sums]
+        return [s for stage in self.specialized.stages for s in stage.sums]
 
     def compute_of(self, stage: Stage) -> str:
         return self.compute if stage.space == "element" else "f64"
@@ -138,9 +138,9 @@ class LaunchTable(Geometry):
         if stage.space == "tensor":
             return dict.fromkeys(stage.arrays, "f64")
         formats = self.formats | dict.fromkeys(self.specialized.row_slots, self.compute)
-        for one in stage.sums:
-            formats[PARTIAL + one.name] = self.compute_of(stage)
-        return formats | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
+        for summation in stage.sums:
+            formats[PARTIAL + summation.name] = self.compute_of(stage)
+        return formats | {s.name: "f64" for s in stage.sums if s.over == "tensor"}
 
     def place(self, addresses: Int64s) -> None:
         """New addresses (one line for each of ``arrays``) of tensors that are otherwise unchanged."""
@@ -154,9 +154,9 @@ class LaunchTable(Geometry):
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
         """``scalars`` are the sets that differ; ``whose[k]`` is the set of the k-th of all members."""
-        names = self.scalars
-        columns = np.array([float(own[name]) for name in names for own in scalars]).reshape(len(names), len(scalars))
-        self.numbers[: len(names)] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
+        shape = len(self.scalars), len(scalars)
+        values = np.array([float(numbers[name]) for name in self.scalars for numbers in scalars]).reshape(shape)
+        self.numbers[: len(self.scalars)] = values if len(scalars) == 1 else values[:, whose[self.members]]
 
     def send(self) -> None:
         """Takes what changed on the host to the device, without waiting."""

@@ -17,7 +17,7 @@ from fusedadam.optimizers import callers, capture, distributed, memory, state_di
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
 from fusedadam.optimizers.group_options import Flags
 from fusedadam.optimizers.stepper import Stepper, Targets
-from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, Rule
 from fusedadam.tensors.shards import local
 from fusedadam.tensors.transfer import capturing
 
@@ -47,7 +47,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "rule"):
             return
-        cls._flags = tuple(name for name in cls.rule.flags if name not in OWN_FLAGS)
+        cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
         states = [role for role in cls.rule.roles if role not in ("param", "grad")]
         if sorted(states) != sorted(getattr(cls, "states", ())):
             raise TypeError(

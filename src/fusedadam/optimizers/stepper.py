@@ -21,7 +21,7 @@ from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions
-from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, SpecializedRule
+from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -148,7 +148,7 @@ class Stepper:
 
     def _specialized_rules(self, groups: Sequence[Group]) -> list[SpecializedRule]:
         """The rule as each group uses it for a matrix, the case with the most sums."""
-        names, of_matrices = self._optimizer._flags, dict.fromkeys(OWN_FLAGS, True)
+        names, of_matrices = self._optimizer._flags, dict.fromkeys(PARAM_FLAGS, True)
         flags, _ = self.read(groups)
         return [
             self._optimizer.rule.specialize({**dict(zip(names, chosen, strict=True)), **of_matrices})

@@ -62,11 +62,11 @@ Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
 
 # Scalars and flags that come from the parameter itself, not from its group.
-OWN_SCALARS: dict[str, Callable[[Tensor], float]] = {
+PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
     "numel": lambda param: param.numel(),
 }
-OWN_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
+PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
 
 
@@ -114,7 +114,7 @@ class Rule:
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
         try:
-            tracing.check(self._scalars, [name for name in self.scalar_names if name not in OWN_SCALARS])
+            tracing.check(self._scalars, [name for name in self.scalar_names if name not in PARAM_SCALARS])
         except tracing.NotOnBothSides as error:
             name = getattr(self._scalars, "__name__", "scalars")
             self._function.fail(self._function.tree, f"its scalars, {name}: {error}")
@@ -141,7 +141,7 @@ class Rule:
         """
         order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
         names = self.hyper_parameters
-        scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
+        scalars = [self.scalars(step=step, **dict(zip(names, options, strict=True))) for options, step in order]
         return scalars, [order[key] for key in keys]
 
     def specialize(
@@ -149,8 +149,8 @@ class Rule:
     ) -> SpecializedRule:
         """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
         that are stored in the last visit of the elements only (see ``stages.py``)."""
-        own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
-        decided = {name: bool({**flags, **own}[name]) for name in self.flags}
+        from_param = {} if param is None else {name: ask(param) for name, ask in PARAM_FLAGS.items()}
+        decided = {name: bool({**flags, **from_param}[name]) for name in self.flags}
         key = tuple(decided.values()), frozenset(deferred)
         if key not in self._specializations:
             specialized = _specialize(self, decided, key[1])

@@ -99,7 +99,7 @@ class Format:
     arrays: tuple[Array, ...]
     decode: Callable[..., Float] | None = None  # None: the hardware converts
     encode: Callable[[Float], Any] | None = None
-    encode_own: Callable[[Float], Any] | None = None  # a faster encode, for kernels that read this format alone
+    encode_if_sole: Callable[[Float], Any] | None = None  # a faster encode, for kernels that read this format alone
     rounds: bool = False  # encode drops bits of a float32, so float64 must not be rounded to nearest before it
     native_on: tuple[str, ...] = ()  # where the hardware converts nevertheless, with the same bits but for NaN's
 
@@ -136,8 +136,8 @@ def round_to_odd(x: Float) -> Float:
 
 
 FORMATS: dict[str, Format] = {
-    own.name: own
-    for own in (
+    fmt.name: fmt
+    for fmt in (
         Format("f32", (Array(torch.float32),)),
         Format("f16", (Array(torch.float16),), rounds=True),
         Format(
@@ -153,7 +153,9 @@ FORMATS: dict[str, Format] = {
     )
 }
 # The format of a role that is one plain tensor. A format of several arrays has no dtype of its own.
-FORMAT_OF_DTYPE: dict[torch.dtype, str] = {f.arrays[0].dtype: f.name for f in FORMATS.values() if len(f.arrays) == 1}
+FORMAT_OF_DTYPE: dict[torch.dtype, str] = {
+    fmt.arrays[0].dtype: fmt.name for fmt in FORMATS.values() if len(fmt.arrays) == 1
+}
 
 
 def compute_dtype(param: torch.dtype) -> torch.dtype:

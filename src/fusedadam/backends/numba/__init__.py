@@ -51,7 +51,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
     visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
-    unfinished = [one for one in stage.sums if not table.is_whole(one)]
+    unfinished = [s for s in stage.sums if not table.is_whole(s)]
     if not unfinished:
         return visit, None
     text = sums.combine(unfinished, table.at, table.formats_of(stage))
@@ -96,12 +96,12 @@ def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     return _call(_compile_stage(table, stage, scaled=False), arguments, table.words)
 
 
-def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
-    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
-    arrays = addresses(one, parts)
-    arguments = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
-    tables = [part.table.words for own in parts for part in own]
-    return _call(_compile("sums_across", sums.across(one.largest)), arguments, arrays, tables)
+def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
+    """Adds up ``summation`` over each list of terms, and stores the result for each of them."""
+    arrays = addresses(summation, term_lists)
+    arguments = np.array([*(array.ctypes.data for array in arrays), len(term_lists)], dtype=np.int64)
+    tables = [term.table.words for terms in term_lists for term in terms]
+    return _call(_compile("sums_across", sums.across(summation.largest)), arguments, arrays, tables)
 
 
 def _call(function: int, arguments: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:

@@ -85,7 +85,7 @@ class _Writer:
     def arrays(self) -> list[str]:
         stage = self.stage
         addresses = {
-            name: name for name in (*self.memory.arrays(stage.arrays), *(f"_part_{one.name}" for one in stage.sums))
+            name: name for name in (*self.memory.arrays(stage.arrays), *(f"_part_{s.name}" for s in stage.sums))
         }
         addresses |= {name: f"_here_{name}" for name in stage.rows}
         by_element = stage.space == "element"
@@ -95,7 +95,7 @@ class _Writer:
             sizes = dict(zip(("_width", "_pieces", "_segments"), of, strict=True))
         return [
             "_next = _end = 0",
-            *(f"_lanes_{one.name} = _new()" for one in stage.sums),
+            *(f"_lanes_{s.name} = _new()" for s in stage.sums),
             *(f"_wide_{row} = _new()" for row in stage.rows),
             "while True:",
             "    if _next == _end:",
@@ -143,7 +143,7 @@ class _Writer:
             *(f"    {row} = _get(_wide_{row}, _j)" for row in stage.rows),
             *indented(4, visit),
             # a lane begins at 0: minus zero must not survive here and nowhere else
-            *(f"    _put(_lanes_{one.name}, _j, number(0) + _term_{one.name})" for one in stage.sums),
+            *(f"    _put(_lanes_{s.name}, _j, number(0) + _term_{s.name})" for s in stage.sums),
         ]
         long = [
             f"_count, _stride, _terms = 1, 0, {LANES}",
@@ -154,15 +154,15 @@ class _Writer:
             *(f"{row} = {self.memory.load(row, '_row')}" for row in stage.rows),
         ]
         if stage.sums:
-            lane = {one: f"_get(_lanes_{one.name}, _j)" for one in stage.sums}
+            lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
             added = [
-                f"_put(_lanes_{one.name}, _j, "
-                + (f"maximum({lane[one]}, _term_{one.name}))" if one.largest else f"{lane[one]} + _term_{one.name})")
-                for one in stage.sums
+                f"_put(_lanes_{s.name}, _j, "
+                + (f"maximum({lane[s]}, _term_{s.name}))" if s.largest else f"{lane[s]} + _term_{s.name})")
+                for s in stage.sums
             ]
             long += [
                 f"for _j in range({LANES}):",
-                *(f"    _put(_lanes_{one.name}, _j, number(0))" for one in stage.sums),
+                *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
                 f"for _column in range(0, _length, {LANES}):",
                 f"    for _j in range(min({LANES}, _length - _column)):",
                 "        _i = _start + _column + _j",
@@ -182,9 +182,9 @@ class _Writer:
     def finish(self) -> list[str]:
         """Adds up the terms of each row or segment."""
         finished = [
-            f"_store_part(_at__part_{one.name}, _first + _r, {'find_largest' if one.largest else 'add_up'}"
-            f"(_lanes_{one.name}, _r * _stride, _terms, {LANES}, _get, _put))"
-            for one in self.stage.sums
+            f"_store_part(_at__part_{s.name}, _first + _r, {'find_largest' if s.largest else 'add_up'}"
+            f"(_lanes_{s.name}, _r * _stride, _terms, {LANES}, _get, _put))"
+            for s in self.stage.sums
         ]
         return ["for _r in range(_count):", *indented(4, finished)] if finished else []
 
@@ -199,5 +199,5 @@ class _Writer:
         ]
 
     def results(self) -> str:
-        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
+        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
         return ", ".join(names) + "," * (len(names) == 1)

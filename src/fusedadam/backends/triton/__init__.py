@@ -69,15 +69,15 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
         for stage in table.specialized.stages
     }
 
-    def runner(own: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
+    def runner(launches: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
         def run(_: Sequence[Roles]) -> None:
             with _current(table.device):
-                for launch in own:
+                for launch in launches:
                     launch()
 
         return run
 
-    return {position: runner(own) for position, own in runs.items()}
+    return {position: runner(launches) for position, launches in runs.items()}
 
 
 def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
@@ -143,13 +143,13 @@ def _launch(
 def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
     """A launch for each kind of sum: segments into rows, segments into tensors."""
     launches = []
-    for kind in dict.fromkeys((one.over, one.largest) for one in unfinished):
-        own = [one for one in unfinished if (one.over, one.largest) == kind]
+    for kind in dict.fromkeys((s.over, s.largest) for s in unfinished):
+        alike = [s for s in unfinished if (s.over, s.largest) == kind]
         over, largest = kind
         result = "_here_" if over == "row" else ""
-        rows = [(table.at[f"_part_{one.name}"], table.at[result + one.name]) for one in own]
+        rows = [(table.at[f"_part_{s.name}"], table.at[result + s.name]) for s in alike]
         plan = sent(np.array(rows, dtype=np.int64), table.device)
-        element = own[0].of == "element"
+        element = alike[0].of == "element"
         dtype = tl.float32 if element and table.compute == "f32" else tl.float64
         tensors = table.words.shape[1]
         if over == "row":
@@ -158,23 +158,23 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
             shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
             arguments: tuple[Any, ...] = (table.on_device, tensors, plan, tensor, first, table.at["_rows"])
             arguments += (table.at["_pieces"], *shape)
-            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(own), 1), arguments, 4))
+            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
         else:
-            lanes = _lanes(int(table.segments[own[0].of].max()))
+            lanes = _lanes(int(table.segments[alike[0].of].max()))
             count = table.at["_segments" if element else "_row_segments"]
             numbers = table.on_device.view(torch.float64)
             arguments = (table.on_device, numbers, tensors, plan, count, dtype, lanes, _log(lanes), largest)
-            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(own), 1), arguments, 4))
+            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
     return launches
 
 
-def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
-    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
-    device = parts[0][0].table.device
-    terms, results, begins = (sent(array, device) for array in addresses(one, parts))
-    lanes = _lanes(max(map(len, parts)))
-    arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
-    ready = _ready(device, sums.across, (len(parts), 1, 1), arguments, 4)
+def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Run:
+    """Adds up ``summation`` over each list of terms, and stores the result for each of them."""
+    device = term_lists[0][0].table.device
+    terms, results, begins = (sent(array, device) for array in addresses(summation, term_lists))
+    lanes = _lanes(max(map(len, term_lists)))
+    arguments = (terms, results, begins, lanes, _log(lanes), summation.largest)
+    ready = _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4)
 
     def run() -> None:
         with _current(device):

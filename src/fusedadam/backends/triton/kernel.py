@@ -33,7 +33,7 @@ class _Writer:
     def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
         self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
         self.compute = TYPES[memory.compute]
-        self.parts = [f"_part_{one.name}" for one in stage.sums]
+        self.parts = [f"_part_{s.name}" for s in stage.sums]
 
     def lines(self) -> list[str]:
         stage, functions = self.stage, self.memory.functions()
@@ -142,29 +142,31 @@ class _Writer:
             "            _i = _start[:, None] + _j",
             "            _live = (_j < _longest) & _live_row[:, None]",
             *indented(12, self.visit(mask=", mask=_live")),
-            *(f"            _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
+            *(f"            _term_{s.name} = tl.where(_live, _term_{s.name}, 0.0)" for s in stage.sums),
             *indented(12, self.add()),
             *(
-                f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({self.compute})) + _k, "
-                f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
-                for one in stage.sums
+                f"    tl.store(_at__part_{s.name}.to(tl.pointer_type({self.compute})) + _k, "
+                f"fold(_lanes_{s.name}, ROWS, LANES, LOG, {s.largest}), mask=_live_row)"
+                for s in stage.sums
             ),
         ]
 
     def rows_and_lanes(self) -> list[str]:
         """The values by row of these rows, and lanes for what is summed over them."""
-        places = {r: {own: f"{at} + _row" for own, at in self.memory.pointers(r).items()} for r in self.stage.rows}
+        places = {
+            r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in self.stage.rows
+        }
         mask = ", mask=_live_row, other=0"
         return [
             *(f"{r} = {self.memory.load(r, at, mask)}[:, None]" for r, at in places.items()),
-            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {self.compute})" for one in self.stage.sums),
+            *(f"_lanes_{s.name} = tl.zeros((ROWS, LANES), {self.compute})" for s in self.stage.sums),
         ]
 
     def add(self) -> list[str]:
         def joined(lanes: str, term: str, largest: bool) -> str:
             return f"{lanes} = maximum({lanes}, {term})" if largest else f"{lanes} = {lanes} + {term}"
 
-        return [joined(f"_lanes_{one.name}", f"_term_{one.name}", one.largest) for one in self.stage.sums]
+        return [joined(f"_lanes_{s.name}", f"_term_{s.name}", s.largest) for s in self.stage.sums]
 
     def pointers(self, aligned: bool) -> list[str]:
         plain = {name: raw for r in self.stage.arrays for name, raw in self.memory.pointers(r).items()}
@@ -183,5 +185,5 @@ class _Writer:
         ]
 
     def results(self) -> str:
-        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
+        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
         return ", ".join(names) + "," * (len(names) == 1)

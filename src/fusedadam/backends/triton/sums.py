@@ -35,14 +35,14 @@ def combine_tensors(
 ):
     """One program a tensor and sum; ``sums`` has for each the rows of its segments' addresses and of its result."""
     t = tl.program_id(0)
-    one = tl.program_id(1)
-    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
+    s = tl.program_id(1)
+    segments = tl.load(table + tl.load(sums + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
     count = tl.load(table + count_row * tensors + t)
     lanes = tl.zeros((1, LANES), tl.float64)
     for begin in range(0, count, LANES):
         k = begin + tl.arange(0, LANES)[None, :]
         lanes = added(lanes, tl.load(segments + k, mask=k < count, other=0).to(tl.float64), LARGEST)
-    result = numbers + tl.load(sums + 2 * one + 1) * tensors + t
+    result = numbers + tl.load(sums + 2 * s + 1) * tensors + t
     tl.store(result + tl.arange(0, 1), fold(lanes, 1, LANES, LOG, LARGEST))
 
 
@@ -53,9 +53,9 @@ def combine_rows(
 ):  # fmt: skip
     """One program for some rows of a tensor, and a sum."""
     t = tl.load(chunk_tensor + tl.program_id(0))
-    one = tl.program_id(1)
-    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
-    results = tl.load(table + tl.load(sums + 2 * one + 1) * tensors + t).to(tl.pointer_type(KIND))
+    s = tl.program_id(1)
+    segments = tl.load(table + tl.load(sums + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    results = tl.load(table + tl.load(sums + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
     count = tl.load(table + pieces_row * tensors + t)
     row = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, ROWS)
     live = row < tl.load(table + rows_row * tensors + t)
