@@ -170,8 +170,8 @@ def _launches(grads: Gradients, flags: dict[str, bool]) -> Launches:
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:
-            members = launch.table.members.tolist()
-            launch.table.place(np.array([[here[k].data_ptr() for k in members]], dtype=np.int64))
+            indices = launch.table.member_indices.tolist()
+            launch.table.place(np.array([[here[k].data_ptr() for k in indices]], dtype=np.int64))
         return launches
     for grad in here:
         checks.written("grad", grad)

@@ -152,7 +152,7 @@ def test_sums_by_row_tensor_group_and_over_all(place):
     for name, wanted in expected.items():
         found = {}
         for table, values in launches.report(name):
-            found |= zip(table.members.tolist(), values.tolist(), strict=True)
+            found |= zip(table.member_indices.tolist(), values.tolist(), strict=True)
         assert [found[k] for k in range(4)] == pytest.approx(wanted, rel=1e-6), name
 
 

@@ -63,11 +63,11 @@ class StageFormats:
     def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str) -> None:
         self.compute, self.backend = compute, backend
         self.round_trips = [role for role in formats if f"_stored_{role}(" in stage.functions[-1]]
-        names = dict.fromkeys((*stage.reads, *stage.rows, *stage.writes, *self.round_trips))
+        names = dict.fromkeys((*stage.reads, *stage.row_values, *stage.writes, *self.round_trips))
         self.formats = {name: FORMATS[formats[name]] for name in names}
 
     def arrays(self, names: Iterable[str]) -> list[str]:
-        """The arrays that these are kept in, which are rows of the table."""
+        """The arrays that these are kept in, which are fields of the table."""
         return [array for name in names for array in self.formats[name].array_names(name)]
 
     def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:

@@ -37,10 +37,10 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
         visit = visits[stage.space](table, stage)
         unfinished = [s for s in stage.sums if not table.is_whole(s)]
 
-        def run(members: Sequence[Roles]) -> None:
+        def run(member_roles: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
                 return
-            visit(members)
+            visit(member_roles)
             for summation in unfinished:
                 _combine(table, summation)
 
@@ -59,8 +59,8 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         values = {r: load(formats[r], here[r], compute) for r in stage.reads}
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
-        by_row = [_here(table, k, r)[row, None].to(table.device) for r in stage.rows]
-        results = update(*values.values(), *by_row, *scalars)
+        row_values = [_local_row_values(table, k, r)[row, None].to(table.device) for r in stage.row_values]
+        results = update(*values.values(), *row_values, *scalars)
         for role, value in zip(stage.writes, results, strict=False):
             store(formats[role], here[role], value)
         size = sums.SEGMENT["element"]
@@ -70,11 +70,11 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
             partial = sums.segment_sums(terms, size, summation.largest)
             _segments(table, k, summation)[row, pieces] = partial.to(table.home)
 
-    def run(members: Sequence[Roles]) -> None:
-        for k, roles in enumerate(members):
+    def run(member_roles: Sequence[Roles]) -> None:
+        for k, roles in enumerate(member_roles):
             rows, width = int(table.rows[k]), int(table.widths[k])
             flat = {n: roles[n].as_strided((rows, width), (width, 1)) for names in arrays.values() for n in names}
-            scalars = [number(x) for x in _column(table, stage.scalars, k)]
+            scalars = [number(x) for x in _scalars(table, stage.scalars, k)]
             for row, column in _slices(rows, width):
                 visit(flat, k, scalars, row, column)
 
@@ -89,10 +89,10 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
             if table.all_rows[k] == 0:
                 continue
             # copies: what is written may be kept where something was read
-            values = [_part(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
-            results = update(*values, *(number(x) for x in _column(table, stage.scalars, k)))
+            values = [_row_values(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
+            results = update(*values, *(number(x) for x in _scalars(table, stage.scalars, k)))
             for name, value in zip(stage.writes, results, strict=False):
-                _part(table, k, name).copy_(value)
+                _row_values(table, k, name).copy_(value)
             for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
                 terms = term.expand(1, int(table.all_rows[k]))
                 partial = sums.segment_sums(terms, sums.SEGMENT["row"], summation.largest)
@@ -144,26 +144,26 @@ def _slices(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, min(row + step, rows)), slice(column, min(column + SLICE, width))
 
 
-def _column(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
-    return [float(table.numbers[table.at[name], k]) for name in names]
+def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
+    return [float(table.numbers[table.fields[name], k]) for name in names]
 
 
-def _part(table: LaunchTable, k: int, name: str) -> Tensor:
-    """The k-th tensor's part of a value by row."""
+def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """A value by row, for all rows of the k-th tensor."""
     begin = int(table.all_rows[:k].sum())
-    return table.row_values[table.specialized.row_slots[name]][begin : begin + int(table.all_rows[k])]
+    return table.row_buffers[table.specialized.row_slots[name]][begin : begin + int(table.all_rows[k])]
 
 
-def _here(table: LaunchTable, k: int, name: str) -> Tensor:
-    """The part for the rows that this process holds."""
-    first = int(table.firsts[k])
-    return _part(table, k, name)[first : first + int(table.rows[k])]
+def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """The same for the rows that this process holds."""
+    first = int(table.first_rows[k])
+    return _row_values(table, k, name)[first : first + int(table.rows[k])]
 
 
 def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
     if table.is_whole(summation):
-        return _here(table, k, summation.name)[:, None]
+        return _local_row_values(table, k, summation.name)[:, None]
     counts = table.segments[summation.of]
     begin, count = int(counts[:k].sum()), int(counts[k])
     partial = table.partials[summation.name][begin : begin + count]
@@ -174,7 +174,7 @@ def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table.sizes)):
         partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
         if summation.over == "row":
-            _here(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
+            _local_row_values(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
         else:
             table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
 

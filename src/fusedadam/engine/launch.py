@@ -52,7 +52,7 @@ class Launch:
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
-        run = Run([dict(roles[k]) for k in self.table.members] if self.needs_tensors else [], [])
+        run = Run([dict(roles[k]) for k in self.table.member_indices] if self.needs_tensors else [], [])
         for role, k in self.table.copied:
             original = run.roles[k][role]
             run.roles[k][role] = copy = copy_with(original, self.table.strides[k])
@@ -77,7 +77,7 @@ class Launches:
         by_key: dict[Any, list[int]] = {}
         for k, member in enumerate(members):
             by_key.setdefault(member.launch_key, []).append(k)
-        self._all = [Launch(LaunchTable(mine, members), members[mine[0]].backend) for mine in by_key.values()]
+        self._all = [Launch(LaunchTable(indices, members), members[indices[0]].backend) for indices in by_key.values()]
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -131,7 +131,7 @@ class Launches:
         stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
         for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
             having = [k for k, launch in enumerate(self) if position in launch.stages]
-            waiting = [k for k in having if self[k].table.is_split and position.phase == Phase.ROW]
+            waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from (self._stage(k, position) for k in having if k not in waiting)
             yield from (for_any(reduction.run) for reduction in self.reductions if reduction.position == position)
             yield from (self._stage(k, position) for k in waiting)
@@ -156,7 +156,7 @@ class Launches:
             ]
             for launch in launches:
                 term = next(s.term for s in launch.table.specialized.shared if s.name == summation.name)
-                columns = enumerate(launch.table.members.tolist())
+                columns = enumerate(launch.table.member_indices.tolist())
                 terms |= {k: SharedTerm(launch.table, column, term) for column, k in columns}
             term_lists: dict[Any, list[SharedTerm]] = {}
             for k in sorted(terms):  # in the order of the parameters

@@ -45,5 +45,5 @@ class Member:
     def launch_key(self) -> Any:
         """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh."""
         formats = tuple(self.formats.values())
-        mesh = self.sharding and (self.sharding.mesh, self.sharding.split, self.is_absent)
+        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent)
         return self.roles["param"].device, self.specialized, formats, self.backend, mesh

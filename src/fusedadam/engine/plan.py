@@ -91,16 +91,17 @@ class Plan:
         groups: Int64s = np.array([p.group for p in participants], dtype=np.int64)
         tables = [launch.table for launch in self.launches]
         counting = [table for table in tables if on_device and table.home != HOST and not table.is_absent]
-        home_of = {owners[k]: table.home for table in counting for k in table.members.tolist()}
+        home_of = {owners[k]: table.home for table in counting for k in table.member_indices.tolist()}
         self._device_scalars, prepared = [], []
         for home in set(home_of.values()):  # all of a device at once: their counts are one tensor
             there = {owner: present[owner] for owner, its_home in home_of.items() if its_home == home}
             counts = steps.prepare(there, {o: s for o, s in present.items() if home_of.get(o, home) == home}, home)
             prepared.append(counts)
             for table in (t for t in counting if t.home == home):
-                places = counts.places(owners[k] for k in table.members.tolist())
+                members = table.member_indices
+                places = counts.places(owners[k] for k in members.tolist())
                 table.scalars_on_device = True
-                self._device_scalars.append(DeviceScalars(rule, table, counts.flat, places, groups[table.members]))
+                self._device_scalars.append(DeviceScalars(rule, table, counts.flat, places, groups[members]))
         hosted = [k for k, p in enumerate(participants) if p.param not in home_of and not p.is_absent]
         others = {owner: step for owner, step in present.items() if owner not in home_of}
         counts = steps.prepare({owners[k]: present[owners[k]] for k in hosted}, others, HOST)
@@ -126,7 +127,7 @@ class Plan:
         slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.specialized.roles} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._address_slots = [
-            (table, np.array([[self._slots_of[k][name] for k in table.members] for name in table.arrays]))
+            (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
             for table in (launch.table for launch in self.launches)
             if not table.is_absent
         ]
@@ -179,7 +180,7 @@ class Plan:
             self._indices[member]: value
             for table, values in self.launches.report(name)
             for member, value, grads in zip(
-                table.members.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
+                table.member_indices.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
             )
             if grads
         }

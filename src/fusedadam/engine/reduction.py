@@ -45,9 +45,9 @@ class Wanted(NamedTuple):
         chosen, begin = [np.zeros(0, dtype=np.int64)], 0
         for k, (sharding, count) in enumerate(zip(self.table.shardings, self.counts.tolist(), strict=True)):
             assert sharding is not None
-            if sharding.counts:
+            if sharding.contributes:
                 by_row = self.counts is self.table.all_rows
-                contributed = sharding.first + np.arange(self.table.rows[k]) if by_row else np.arange(count)
+                contributed = sharding.first_row + np.arange(self.table.rows[k]) if by_row else np.arange(count)
                 chosen.append(begin + contributed)
             begin += count
         return np.concatenate(chosen)
@@ -71,7 +71,7 @@ class Reduction:
         # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
         for values in wanted:
-            names = [(k, values.name) for k in values.table.members.tolist()]
+            names = [(k, values.name) for k in values.table.member_indices.tolist()]
             sizes |= dict(zip(names, values.counts.tolist(), strict=True))
         ends = np.cumsum([sizes[key] for key in sorted(sizes)]).tolist()
         begins = {key: end - sizes[key] for key, end in zip(sorted(sizes), ends, strict=True)}
@@ -110,7 +110,7 @@ class Reduction:
     def _exchange(self, memory: Tensor, wanted: Sequence[Wanted], begins: dict[tuple[int, str], int]) -> Exchange:
         read, read_places, write, write_places = [], [], [], []
         for values in wanted:
-            pairs = zip(values.table.members.tolist(), values.counts.tolist(), strict=True)
+            pairs = zip(values.table.member_indices.tolist(), values.counts.tolist(), strict=True)
             places = np.concatenate([begins[member, values.name] + np.arange(count) for member, count in pairs])
             chosen = values.contributed()
             read.append(values.read[chosen])
@@ -137,7 +137,7 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
 
     def order(item: tuple[Any, list[Wanted]]) -> tuple[Position, int, bool]:
         (position, largest, _), wanted = item
-        return position, min(int(w.table.members.min()) for w in wanted), largest
+        return position, min(int(w.table.member_indices.min()) for w in wanted), largest
 
     return [
         Reduction(position, mesh, largest, wanted)
@@ -151,17 +151,17 @@ def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, Wan
             for needed in stage.sums:
                 # after this phase whole rows have been decided about; sharded rows wait for the other processes
                 when = max(needed.position, Position(needed.position.round, Phase.ROW))
-                if table.is_split and needed.over == "row":
+                if table.splits_rows and needed.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_values[table.specialized.row_slots[needed.name]]
+                    memory = table.row_buffers[table.specialized.row_slots[needed.name]]
                     yield when, needed.largest, Wanted(table, needed.name, memory, table.all_rows, rows, rows)
-                elif table.mesh is not None and not table.is_split and needed.over == "tensor":
+                elif table.mesh is not None and not table.splits_rows and needed.over == "tensor":
                     yield when, needed.largest, _by_tensor(table, needed.name, needed.name)
 
 
 def _by_tensor(table: LaunchTable, term: str, result: str) -> Wanted:
     tensors = len(table.sizes)
-    read, write = (table.at[name] * tensors + np.arange(tensors) for name in (term, result))
+    read, write = (table.fields[name] * tensors + np.arange(tensors) for name in (term, result))
     return Wanted(table, result, table.on_device.view(-1).view(torch.float64), np.ones_like(table.sizes), read, write)
 
 

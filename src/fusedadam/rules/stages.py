@@ -24,13 +24,16 @@ __all__ = ["Stage", "Staged", "Sum", "split"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One visit of all elements, rows or tensors: ``update(*reads, *rows, *scalars)`` returns ``writes`` and terms."""
+    """One visit of all elements, rows or tensors.
+
+    ``update(*reads, *row_values, *scalars)`` returns ``writes``, then the terms of ``sums``.
+    """
 
     position: Position
     space: str
     reads: tuple[str, ...]  # of its own space: roles, values by row, values by tensor
     writes: tuple[str, ...]
-    rows: tuple[str, ...]  # values by row that an element stage reads
+    row_values: tuple[str, ...]  # that an element stage reads
     scalars: tuple[str, ...]  # values by tensor that an element or row stage reads
     sums: tuple[Sum, ...]
     functions: tuple[str, ...]  # helpers first, then ``update``
@@ -42,7 +45,7 @@ class Stage:
     @property
     def in_segments(self) -> bool:
         """Whether the visit goes row by row, or segment by segment, rather than straight through memory."""
-        return bool(self.rows or self.sums)
+        return bool(self.row_values or self.sums)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class _Emitter:
         given = names - computed
         inner = {name for name in given if space == "tensor" or values[name].space == space}
         used_elsewhere = {
-            *(name for stage in elements for name in (*stage.rows, *stage.scalars)),
+            *(name for stage in elements for name in (*stage.row_values, *stage.scalars)),
             *self.placement.reports.values(),
             *(s.term for s in self.placement.sums if s not in sums),
             *(n for name, statement in computed_by.items() if name not in goals for n in statement.reads),
@@ -188,9 +191,9 @@ class _Emitter:
     ) -> Stage:  # fmt: skip
         """``reads`` and ``writes``: names in the code, and what they are called in memory."""
         values = self.values
-        rows = [n for n in values if n in given and values[n].space == "row"]
+        row_values = [n for n in values if n in given and values[n].space == "row"]
         scalars = [n for n in values if n in given and values[n].space in (None, "tensor")]
-        arguments = [*reads, *rows, *scalars]
+        arguments = [*reads, *row_values, *scalars]
         # conditions are kept as 1 and 0
         decoded = [
             ast.Assign([ast.Name(n)], ast.Compare(ast.Name(n), [ast.NotEq()], [_number(0)]))
@@ -203,8 +206,8 @@ class _Emitter:
         ]
         update = define("update", arguments, [*decoded, *body, ast.Return(ast.Tuple(encoded))])
         return Stage(
-            position, space, tuple(reads.values()), tuple(writes.values()), tuple(rows), tuple(scalars), tuple(sums),
-            (*self.helpers, update),
+            position, space, tuple(reads.values()), tuple(writes.values()), tuple(row_values), tuple(scalars),
+            tuple(sums), (*self.helpers, update),
         )  # fmt: skip
 
 
@@ -213,7 +216,7 @@ def _row_slots(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
     sums = {s.name: s.position for s in placement.sums if s.over == "row"}
     written_at, last_read_at = dict(sums), dict[str, Position]()
     for stage in stages:
-        names = stage.rows if stage.space == "element" else stage.reads if stage.space == "row" else ()
+        names = stage.row_values if stage.space == "element" else stage.reads if stage.space == "row" else ()
         last_read_at |= dict.fromkeys(names, stage.position)
         if stage.space == "row":
             written_at |= dict.fromkeys(stage.writes, stage.position)

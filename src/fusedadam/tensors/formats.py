@@ -16,7 +16,7 @@ lowered; the eager backend calls it as it stands. It has integer arithmetic only
 bits. Formats that the hardware converts have no codec.
 
 To add a format that is one plain tensor, add it to ``FORMATS``. For formats of several arrays the kernels are ready,
-and the table has a row for each array. Not there yet: an option that chooses one; the creation, snapshot and state
+and the table has a field for each array. Not there yet: an option that chooses one; the creation, snapshot and state
 dicts of the extra arrays; ``Member.formats`` for roles whose dtype does not tell. A role that cannot be read back
 before the last stage is deferred: ``rule.specialize(deferred=...)``, rules/stages.py.
 
@@ -32,7 +32,7 @@ slice8            Arrays: uint8 by element (``_codes``) and uint8 by block (``_e
 
 Noise is one more argument, ``encode(x, noise)``: a word that a hash, itself a codec function, makes of the element's
 global index and the step's key. It enters where load_store.py of a backend encodes, which knows the index ``_i``; the
-tensor's first index and the key, an integer, become two rows of the table.
+tensor's first index and the key, an integer, become two fields of the table.
 
 An array by block has one word for several elements, and is loaded at ``_i // 32``. Its encode comes in two parts, with
 the largest word of the block taken in between: ``measure(x, noise) -> word``, then ``encode(word, largest)``. The
@@ -108,7 +108,7 @@ class Format:
         return self.decode is None or backend in self.native_on
 
     def array_names(self, role: str) -> tuple[str, ...]:
-        """The tensors of a role, which are also the table's rows of addresses."""
+        """The tensors of a role, which are also the table's fields of addresses."""
         return tuple(role + array.suffix for array in self.arrays)
 
 

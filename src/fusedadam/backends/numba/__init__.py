@@ -54,7 +54,7 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
     unfinished = [s for s in stage.sums if not table.is_whole(s)]
     if not unfinished:
         return visit, None
-    text = sums.combine(unfinished, table.at, table.formats_of(stage))
+    text = sums.combine(unfinished, table.fields, table.formats_of(stage))
     arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
     return visit, _call(_compile(f"sums_{table.specialized.rule.name}", text), arguments, table.words)
 
@@ -126,11 +126,11 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
     # everything that the text depends on: functional.py gets here in every call
-    key = (table.specialized, stage.position, *table.formats.values(), table.compute, *table.at, scaled)
+    key = (table.specialized, stage.position, *table.formats.values(), table.compute, *table.fields, scaled)
     text = _texts.get(key)
     if text is None:
         formats, compute = table.formats_of(stage), table.compute_of(stage)
-        text = _texts[key] = kernel.source(table.specialized.title, stage, table.at, formats, compute, scaled)
+        text = _texts[key] = kernel.source(table.specialized.title, stage, table.fields, formats, compute, scaled)
     return _compile(table.specialized.rule.name, text)
 
 

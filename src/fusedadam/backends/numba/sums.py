@@ -23,12 +23,12 @@ def run(_arguments):
 """
 
 
-def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, str]) -> str:
+def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str, str]) -> str:
     """Over all tensors of a table."""
     lines = [*_unpacked("table", "tensors"), "    for _t in range(_tensors):"]
 
     def entry(name: str) -> str:
-        return f"int64_at(_table, {at[name]} * _tensors + _t)"
+        return f"int64_at(_table, {fields[name]} * _tensors + _t)"
 
     for summation in sums:
         part, by_row = f"_part_{summation.name}", summation.over == "row"
@@ -39,7 +39,7 @@ def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, st
             *indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", summation.largest)),
             f"            store_{storage[summation.name]}({entry('_here_' + summation.name)}, _r, _sum)"
             if by_row
-            else f"            store_f64(_table, {at[summation.name]} * _tensors + _t, _sum)",
+            else f"            store_f64(_table, {fields[summation.name]} * _tensors + _t, _sum)",
         ]
     return "\n".join([f"# the sums {', '.join(s.name for s in sums)}", _HEAD.strip("\n"), *lines, ""])
 

@@ -93,12 +93,12 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
     widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
     done = np.zeros(tensors, dtype=bool)
     for longest, row_tile in ROW_TILES.items():
-        mine = ~done & (widths <= (longest or widths.max(initial=0)))
-        done |= mine
+        served = ~done & (widths <= (longest or widths.max(initial=0)))
+        done |= served
         key = (stage.space, row_tile)  # several stages go by the same chunks
         if key not in chunks:
             steps = np.full(tensors, row_tile.rows * row_tile.run)
-            chunks[key] = _sent(table, *table.chunks(stage, steps, only=mine))
+            chunks[key] = _sent(table, *table.chunks(stage, steps, only=served))
         if len(chunks[key][0]):
             shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
             launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), shape, warps=1))
@@ -120,7 +120,7 @@ def _launch(
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
-        text = kernel.source(table.specialized.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
+        text = kernel.source(table.specialized.title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED)
         return _compile(table.specialized.rule.name, text)
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
@@ -147,23 +147,23 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
         alike = [s for s in unfinished if (s.over, s.largest) == kind]
         over, largest = kind
         result = "_here_" if over == "row" else ""
-        rows = [(table.at[f"_part_{s.name}"], table.at[result + s.name]) for s in alike]
-        plan = sent(np.array(rows, dtype=np.int64), table.device)
+        fields = [(table.fields[f"_part_{s.name}"], table.fields[result + s.name]) for s in alike]
+        sum_fields = sent(np.array(fields, dtype=np.int64), table.device)
         element = alike[0].of == "element"
         dtype = tl.float32 if element and table.compute == "f32" else tl.float64
         tensors = table.words.shape[1]
         if over == "row":
             lanes = _lanes(int(table.pieces.max()))
-            tensor, first = _sent(table, *table.split(table.rows, np.full(tensors, UPPER_LANES // lanes)))
+            tensor, first = _sent(table, *table.in_chunks(table.rows, np.full(tensors, UPPER_LANES // lanes)))
             shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
-            arguments: tuple[Any, ...] = (table.on_device, tensors, plan, tensor, first, table.at["_rows"])
-            arguments += (table.at["_pieces"], *shape)
+            arguments: tuple[Any, ...] = (table.on_device, tensors, sum_fields, tensor, first, table.fields["_rows"])
+            arguments += (table.fields["_pieces"], *shape)
             launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
         else:
             lanes = _lanes(int(table.segments[alike[0].of].max()))
-            count = table.at["_segments" if element else "_row_segments"]
+            count_field = table.fields["_segments" if element else "_row_segments"]
             numbers = table.on_device.view(torch.float64)
-            arguments = (table.on_device, numbers, tensors, plan, count, dtype, lanes, _log(lanes), largest)
+            arguments = (table.on_device, numbers, tensors, sum_fields, count_field, dtype, lanes, _log(lanes), largest)
             launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
     return launches
 

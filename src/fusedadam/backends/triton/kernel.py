@@ -19,19 +19,19 @@ ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, fou
 
 
 def source(
-    title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
+    title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     interpreted: bool
 ) -> str:  # fmt: skip
-    """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
+    """``fields``: the table's; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     memory = LoadStore(stage, storage, compute, interpreted)
-    return "\n".join([title, *_Writer(stage, at, memory, scaled and stage.space == "element").lines(), ""])
+    return "\n".join([title, *_Writer(stage, fields, memory, scaled and stage.space == "element").lines(), ""])
 
 
 class _Writer:
-    def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
-        self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
+    def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
+        self.stage, self.fields, self.memory, self.scaled = stage, fields, memory, scaled
         self.compute = TYPES[memory.compute]
         self.parts = [f"_part_{s.name}" for s in stage.sums]
 
@@ -57,10 +57,10 @@ class _Writer:
         ]
 
     def entry(self, name: str, table: str = "table") -> str:
-        return f"tl.load({table} + {self.at[name]} * tensors + _t)"
+        return f"tl.load({table} + {self.fields[name]} * tensors + _t)"
 
     def tensors(self) -> list[str]:
-        places = {name: f"numbers + {self.at[name]} * tensors + _t" for name in self.stage.arrays}
+        places = {name: f"numbers + {self.fields[name]} * tensors + _t" for name in self.stage.arrays}
         return [
             "_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "_live = _t < tensors",
@@ -84,7 +84,7 @@ class _Writer:
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
             *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.parts)),
-            *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.rows),
+            *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.row_values),
             *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
             f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
             *(self.segments() if stage.in_segments else self.straight()),
@@ -154,11 +154,11 @@ class _Writer:
     def rows_and_lanes(self) -> list[str]:
         """The values by row of these rows, and lanes for what is summed over them."""
         places = {
-            r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in self.stage.rows
+            r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in self.stage.row_values
         }
         mask = ", mask=_live_row, other=0"
         return [
-            *(f"{r} = {self.memory.load(r, at, mask)}[:, None]" for r, at in places.items()),
+            *(f"{r} = {self.memory.load(r, pointers, mask)}[:, None]" for r, pointers in places.items()),
             *(f"_lanes_{s.name} = tl.zeros((ROWS, LANES), {self.compute})" for s in self.stage.sums),
         ]
 
@@ -180,7 +180,7 @@ class _Writer:
         return [
             *(f"{r} = {memory.load(r, places[r], mask + other)}" for r in stage.reads),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
+            f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
         ]
 
