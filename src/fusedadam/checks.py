@@ -184,7 +184,7 @@ def written(name: str, value: Any) -> None:
         )
 
 
-def both_divided(name: str, value: Any, param: Tensor) -> None:
+def both_sharded(name: str, value: Any, param: Tensor) -> None:
     """A gradient or state is a DTensor if, and only if, its parameter is."""
     if is_dtensor(value) != is_dtensor(param):
         kinds = ("a DTensor", "a plain tensor")

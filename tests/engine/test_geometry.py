@@ -37,8 +37,8 @@ def test_a_long_row_has_several_pieces_and_its_sum_must_be_combined():
     assert long.pieces.tolist() == [1, 2]
     assert long.segments["element"].tolist() == [2, 4]
     one = next(s for stage in specialized.stages for s in stage.sums if s.over == "row")
-    assert short.is_whole(one)
-    assert not long.is_whole(one)
+    assert not short.needs_combining(one)
+    assert long.needs_combining(one)
 
 
 def test_chunks_cover_every_element_once():

@@ -35,7 +35,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
         visit = visits[stage.space](table, stage)
-        unfinished = [s for s in stage.sums if not table.is_whole(s)]
+        unfinished = [s for s in stage.sums if table.needs_combining(s)]
 
         def run(member_roles: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
@@ -162,7 +162,7 @@ def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:
 
 def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
-    if table.is_whole(summation):
+    if not table.needs_combining(summation):
         return _local_row_values(table, k, summation.name)[:, None]
     counts = table.segments[summation.of]
     begin, count = int(counts[:k].sum()), int(counts[k])

@@ -43,24 +43,25 @@ class Geometry:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def is_whole(self, summation: Sum) -> bool:
-        """Whether each segment of this sum is a whole row, so that no segments are left to combine."""
-        return summation.over == "row" and bool((self.pieces <= 1).all())
+    def needs_combining(self, summation: Sum) -> bool:
+        """Whether the sums of segments have to be combined: not where each segment is a whole row, and the sum is by
+        row."""
+        return summation.over != "row" or bool((self.pieces > 1).any())
 
     def lengths(self, stage: Stage) -> Int64s:
         """How long the segments of each tensor are, at most."""
         return np.minimum(self.widths if stage.space == "element" else self.all_rows, SEGMENT[stage.space])
 
-    def chunks(self, stage: Stage, sizes: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
-        """The work of a stage in chunks of ``sizes`` items (or segments, if the stage goes by segments)."""
+    def chunks(self, stage: Stage, chunk_sizes: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
+        """The work of a stage in chunks of ``chunk_sizes`` items (or segments, if the stage goes by segments)."""
         if stage.in_segments:
-            return self.in_chunks(self.segments[stage.space] * only, sizes)
-        return self.in_chunks((self.sizes if stage.space == "element" else self.all_rows) * only, sizes)
+            return self.in_chunks(self.segments[stage.space] * only, chunk_sizes)
+        return self.in_chunks((self.sizes if stage.space == "element" else self.all_rows) * only, chunk_sizes)
 
     @staticmethod
-    def in_chunks(counts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+    def in_chunks(counts: Int64s, chunk_sizes: Int64s) -> tuple[Int64s, Int64s]:
         """For each chunk its tensor, and the item or segment that it begins with."""
-        chunks = -(-counts // sizes)
+        chunks = -(-counts // chunk_sizes)
         tensor = np.repeat(np.arange(len(chunks)), chunks)
         index = np.arange(len(tensor)) - np.repeat(np.cumsum(chunks) - chunks, chunks)
-        return tensor, index * sizes[tensor]
+        return tensor, index * chunk_sizes[tensor]

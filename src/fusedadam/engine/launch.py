@@ -108,11 +108,11 @@ class Launches:
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         torch.autograd.graph.increment_version(written)
 
-    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
-        """``scalars`` are the sets that differ; ``whose[k]`` is the set of the k-th member."""
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
+        """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th member."""
         for launch in self:
             if not launch.table.scalars_on_device:
-                launch.table.set_scalars(scalars, whose)
+                launch.table.set_scalars(scalars, set_of)
 
     def _set_amp(self, amp: Amp) -> None:
         for launch in self:

@@ -21,7 +21,7 @@ from fusedadam.engine.member import Member
 from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
-from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
+from fusedadam.tensors.layout import address_of, dense_strides, has_strides, is_plain
 from fusedadam.tensors.transfer import pinned, sent
 
 # The fields of sums and of values by row have these names before the value's own, in tables and in generated kernels.
@@ -74,7 +74,7 @@ class LaunchTable(Geometry):
         for role in self.specialized.roles:
             for k, member in enumerate(members):
                 tensor = member.roles[role]
-                in_place = lies_as(tensor, self.strides[k]) and is_plain(tensor)
+                in_place = has_strides(tensor, self.strides[k]) and is_plain(tensor)
                 if not in_place or (role == "grad" and member.redistributes_grad):
                     yield role, k
 
@@ -85,7 +85,7 @@ class LaunchTable(Geometry):
         self.row_buffers = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(slots)]
         self.partials: dict[str, Tensor] = {}
         for summation in self._sums:
-            if not self.is_whole(summation):
+            if self.needs_combining(summation):
                 dtype = self._compute if summation.of == "element" else torch.float64
                 count = int(self.segments[summation.of].sum())
                 self.partials[summation.name] = torch.zeros(count, dtype=dtype, device=self.home)
@@ -153,11 +153,11 @@ class LaunchTable(Geometry):
         self.words[self.fields[role], k] = address
         self.moved = True
 
-    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
-        """``scalars`` are the sets that differ; ``whose[k]`` is the set of the k-th of all members."""
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
+        """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th of all members."""
         shape = len(self.scalars), len(scalars)
         values = np.array([float(numbers[name]) for name in self.scalars for numbers in scalars]).reshape(shape)
-        self.numbers[: len(self.scalars)] = values if len(scalars) == 1 else values[:, whose[self.member_indices]]
+        self.numbers[: len(self.scalars)] = values if len(scalars) == 1 else values[:, set_of[self.member_indices]]
 
     def send(self) -> None:
         """Takes what changed on the host to the device, without waiting."""

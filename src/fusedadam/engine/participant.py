@@ -13,8 +13,8 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.layout import copy_with, dense_strides, is_plain, lies_as
-from fusedadam.tensors.shards import lies_like, local, with_local
+from fusedadam.tensors.layout import copy_with, dense_strides, has_strides, is_plain
+from fusedadam.tensors.shards import is_sharded_like, local, with_local
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -43,7 +43,7 @@ class Participant:
 
     @property
     def redistributes_grad(self) -> bool:
-        return not self.is_absent and not lies_like(self.grad, self.param)
+        return not self.is_absent and not is_sharded_like(self.grad, self.param)
 
     def as_member(self) -> Member:
         return Member(
@@ -90,7 +90,7 @@ def _check(participants: Sequence[Participant]) -> None:
         checks.written("param", p.param)
         if not p.is_absent:
             checks.tensor("grad", p.grad)
-            checks.both_divided("grad", p.grad, p.param)
+            checks.both_sharded("grad", p.grad, p.param)
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
@@ -110,12 +110,12 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             fresh[name] = p.new_state(name)
             continue
         checks.tensor(f"state {name!r}", state[name])
-        if not lies_like(state[name], p.param):
+        if not is_sharded_like(state[name], p.param):
             raise RuntimeError(
                 f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
                 "torch.distributed.checkpoint"
             )
         here = local(state[name])
-        if here.shape == param.shape and not (here.device == device and lies_as(here, strides) and is_plain(here)):
+        if here.shape == param.shape and not (here.device == device and has_strides(here, strides) and is_plain(here)):
             fresh[name] = with_local(p.param, copy_with(here.to(device), strides))
     return fresh

@@ -51,7 +51,7 @@ def check_has_all_averages(optimizer: FusedOptimizer) -> None:
             "FullyShardedDataParallel keeps weights that it has gathered, so averages would not reach the model; shard "
             "it with torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
-    if optimizer._is_partial:
+    if optimizer._is_under_zero:
         raise RuntimeError(
             "ZeroRedundancyOptimizer gives each process some of the parameters, and so only some of the averages; use "
             "EmaAdamW itself, or shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"

@@ -59,14 +59,14 @@ class Prepared(NamedTuple):
 class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
-    ``is_partial``: other processes have other parameters of the model.
+    ``is_under_zero``: a ZeroRedundancyOptimizer has given other parameters of the model to other processes.
     """
 
-    def __init__(self, optimizer: type[FusedOptimizer], is_partial: bool = False) -> None:
+    def __init__(self, optimizer: type[FusedOptimizer], is_under_zero: bool = False) -> None:
         self.plan: Plan | None = None  # of the last step; None if the next one must make another
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
-        self._optimizer, self._is_partial = optimizer, is_partial
+        self._optimizer, self._is_under_zero = optimizer, is_under_zero
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: list[Any] | None = None  # what the plan takes from the groups
@@ -130,7 +130,7 @@ class Stepper:
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if this process sees only a part of what the rule sums over."""
         self.check_flat_sums(groups, params)
-        if self._is_partial and self.has_shared_sums(groups):
+        if self._is_under_zero and self.has_shared_sums(groups):
             raise ValueError(
                 "ZeroRedundancyOptimizer gives each process some of the parameters, so a norm over several of them is "
                 "not the model's; leave max_grad_norm out (BertAdam: use clip='parameter'), and clip with "

@@ -52,7 +52,7 @@ from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.rules.positions import Position
-from fusedadam.rules.stages import Staged, split
+from fusedadam.rules.stages import Staged, split_into_stages
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
 
@@ -173,7 +173,7 @@ def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) 
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
-    staged = split(lowering, body, outputs, owner.reports, deferred)
+    staged = split_into_stages(lowering, body, outputs, owner.reports, deferred)
     elements = [stage for stage in staged.stages if stage.space == "element"]
     read = {name for stage in elements for name in stage.reads}
     asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}

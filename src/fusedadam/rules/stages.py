@@ -19,7 +19,7 @@ from fusedadam.rules.lowering import Lowering, call, define
 from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
 from fusedadam.rules.positions import START, Position
 
-__all__ = ["Stage", "Staged", "Sum", "split"]
+__all__ = ["Stage", "Staged", "Sum", "split_into_stages"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Staged:
         return any(stage.sums for stage in self.stages)
 
 
-def split(
+def split_into_stages(
     lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str],
     deferred: Collection[str],
 ) -> Staged:  # fmt: skip

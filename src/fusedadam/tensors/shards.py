@@ -46,7 +46,7 @@ def memory_of(tensor: Any) -> tuple[Any, ...]:
     return shard.device, shard.data_ptr(), shard.dtype, shard.shape, shard.stride()
 
 
-def lies_like(tensor: Any, param: Tensor) -> bool:
+def is_sharded_like(tensor: Any, param: Tensor) -> bool:
     """Whether a tensor is sharded like the parameter, so that their local shards have the same elements."""
     if not is_dtensor(tensor) or not is_dtensor(param):
         return is_dtensor(tensor) == is_dtensor(param)
@@ -57,7 +57,7 @@ def lies_like(tensor: Any, param: Tensor) -> bool:
 
 def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
     """Shards or redistributes a tensor of the whole parameter's shape like the parameter."""
-    if lies_like(tensor, param):
+    if is_sharded_like(tensor, param):
         return tensor
     if not is_dtensor(param):
         return tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]

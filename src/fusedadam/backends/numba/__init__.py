@@ -51,7 +51,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
     visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
-    unfinished = [s for s in stage.sums if not table.is_whole(s)]
+    unfinished = [s for s in stage.sums if table.needs_combining(s)]
     if not unfinished:
         return visit, None
     text = sums.combine(unfinished, table.fields, table.formats_of(stage))
@@ -61,10 +61,10 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     """A stage over elements or rows, divided among threads."""
-    steps = np.full_like(table.sizes, CHUNK)
+    chunk_sizes = np.full_like(table.sizes, CHUNK)
     if stage.in_segments:  # as in the kernel itself
-        steps = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
-    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, steps))
+        chunk_sizes = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
+    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, chunk_sizes))
     worth_threads = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}

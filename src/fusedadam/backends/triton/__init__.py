@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, ops, sums
-from fusedadam.engine.backend import SharedTerm, addresses
+from fusedadam.engine.backend import Action, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
@@ -55,7 +55,6 @@ WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time
 
-Run = Callable[[], None]
 Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 
@@ -64,12 +63,12 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
     runs = {
         stage.position: [
             *_stage(table, stage, chunks),
-            *_combine(table, [s for s in stage.sums if not table.is_whole(s)]),
+            *_combine(table, [s for s in stage.sums if table.needs_combining(s)]),
         ]
         for stage in table.specialized.stages
     }
 
-    def runner(launches: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
+    def runner(launches: Sequence[Action]) -> Callable[[Sequence[Roles]], None]:
         def run(_: Sequence[Roles]) -> None:
             with _current(table.device):
                 for launch in launches:
@@ -80,7 +79,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
     return {position: runner(launches) for position, launches in runs.items()}
 
 
-def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
+def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
     tensors = table.words.shape[1]
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
@@ -97,8 +96,8 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
         done |= served
         key = (stage.space, row_tile)  # several stages go by the same chunks
         if key not in chunks:
-            steps = np.full(tensors, row_tile.rows * row_tile.run)
-            chunks[key] = _sent(table, *table.chunks(stage, steps, only=served))
+            chunk_sizes = np.full(tensors, row_tile.rows * row_tile.run)
+            chunks[key] = _sent(table, *table.chunks(stage, chunk_sizes, only=served))
         if len(chunks[key][0]):
             shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
             launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), shape, warps=1))
@@ -107,7 +106,7 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
 
 def _launch(
     table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
-) -> Run:
+) -> Action:
     if not programs:
         return lambda: None
     common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
@@ -140,7 +139,7 @@ def _launch(
     return run
 
 
-def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
+def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Action]:
     """A launch for each kind of sum: segments into rows, segments into tensors."""
     launches = []
     for kind in dict.fromkeys((s.over, s.largest) for s in unfinished):
@@ -168,7 +167,7 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
     return launches
 
 
-def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Run:
+def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Action:
     """Adds up ``summation`` over each list of terms, and stores the result for each of them."""
     device = term_lists[0][0].table.device
     terms, results, begins = (sent(array, device) for array in addresses(summation, term_lists))
