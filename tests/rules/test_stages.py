@@ -40,7 +40,7 @@ def test_adamp_has_one_round_and_with_clipping_two():
 
 def test_sums_by_row_take_sixteen_bytes_a_row():
     case = Case(adamp, {"nesterov": True, "maximize": False, "clipped": True, "matrix": True}, ADAMP)
-    assert max(case.rule.specialize(case.flags).row_slots.values()) + 1 == 4
+    assert max(case.rule.specialize(case.flags).row_buffer_of.values()) + 1 == 4
 
 
 # roles that are stored in the last visit only

@@ -151,7 +151,7 @@ def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
 def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
     """A value by row, for all rows of the k-th tensor."""
     begin = int(table.all_rows[:k].sum())
-    return table.row_buffers[table.specialized.row_slots[name]][begin : begin + int(table.all_rows[k])]
+    return table.row_buffers[table.specialized.row_buffer_of[name]][begin : begin + int(table.all_rows[k])]
 
 
 def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:

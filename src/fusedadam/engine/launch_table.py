@@ -80,9 +80,9 @@ class LaunchTable(Geometry):
 
     def _make_buffers(self) -> None:
         """Memory for values by row, and for the sums of segments where a segment is not yet the whole sum."""
-        slots = 1 + max(self.specialized.row_slots.values(), default=-1)
+        buffers = 1 + max(self.specialized.row_buffer_of.values(), default=-1)
         rows = int(self.all_rows.sum())
-        self.row_buffers = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(slots)]
+        self.row_buffers = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(buffers)]
         self.partials: dict[str, Tensor] = {}
         for summation in self._sums:
             if self.needs_combining(summation):
@@ -116,9 +116,10 @@ class LaunchTable(Geometry):
         for name in (HAS_GRAD, GRADS_ANYWHERE):
             table[name] = np.full(len(members), float(not self.is_absent)).view(np.int64)
         begins = [_begins(buffer, self.all_rows) for buffer in self.row_buffers]
-        table |= {name: begins[slot] for name, slot in self.specialized.row_slots.items()}
+        table |= {name: begins[buffer] for name, buffer in self.specialized.row_buffer_of.items()}
         table |= {
-            HERE + name: table[name] + self._compute.itemsize * self.first_rows for name in self.specialized.row_slots
+            HERE + name: table[name] + self._compute.itemsize * self.first_rows
+            for name in self.specialized.row_buffer_of
         }
         for summation in self._sums:
             partial = self.partials.get(summation.name)
@@ -138,7 +139,7 @@ class LaunchTable(Geometry):
         """The format of everything that a stage reads and writes."""
         if stage.space == "tensor":
             return dict.fromkeys(stage.arrays, "f64")
-        formats = self.formats | dict.fromkeys(self.specialized.row_slots, self.compute)
+        formats = self.formats | dict.fromkeys(self.specialized.row_buffer_of, self.compute)
         for summation in stage.sums:
             formats[PARTIAL + summation.name] = self.compute_of(stage)
         return formats | {s.name: "f64" for s in stage.sums if s.over == "tensor"}

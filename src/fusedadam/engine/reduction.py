@@ -155,7 +155,7 @@ def _reduced_values(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, b
                 when = max(summation.position, Position(summation.position.round, Phase.ROW))
                 if table.splits_rows and summation.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_buffers[table.specialized.row_slots[summation.name]]
+                    memory = table.row_buffers[table.specialized.row_buffer_of[summation.name]]
                     values = ReducedValues(table, summation.name, memory, table.all_rows, rows, rows)
                     yield when, summation.largest, values
                 elif table.mesh is not None and not table.splits_rows and summation.over == "tensor":

@@ -56,11 +56,11 @@ class Staged:
     shared: tuple[Sum, ...]  # over groups or over all: they need every launch of a step
     values: tuple[str, ...]  # by tensor, kept on the device
     reports: Mapping[str, str] = field(hash=False)  # name of the report -> value by tensor
-    row_slots: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
+    row_buffer_of: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
 
     @property
     def by_rows(self) -> bool:
-        return bool(self.row_slots)
+        return bool(self.row_buffer_of)
 
     @property
     def has_sums(self) -> bool:
@@ -80,7 +80,7 @@ def split_into_stages(
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
         values=tuple(name for name, placed in placement.values.items() if placed.space == "tensor"),
         reports=placement.reports,
-        row_slots=_row_slots(placement, stages),
+        row_buffer_of=_assign_row_buffers(placement, stages),
     )
 
 
@@ -211,8 +211,8 @@ class _Emitter:
         )  # fmt: skip
 
 
-def _row_slots(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
-    """A value by row takes the slot of one that no later stage reads."""
+def _assign_row_buffers(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
+    """A value by row takes the buffer of one that no later stage reads."""
     sums = {s.name: s.position for s in placement.sums if s.over == "row"}
     written_at, last_read_at = dict(sums), dict[str, Position]()
     for stage in stages:
@@ -220,15 +220,15 @@ def _row_slots(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
         last_read_at |= dict.fromkeys(names, stage.position)
         if stage.space == "row":
             written_at |= dict.fromkeys(stage.writes, stage.position)
-    slots: dict[str, int] = {}
-    free_from: list[Position] = []  # of each slot
+    buffer_of: dict[str, int] = {}
+    free_from: list[Position] = []  # of each buffer
     for name in sorted((n for n in placement.values if n in written_at), key=written_at.__getitem__):
         begin = written_at[name]
         # a row stage may write over what it reads; an element stage adds up sums while others are still read
         free = (k for k, since in enumerate(free_from) if since < begin or (since == begin and name not in sums))
-        slots[name] = next(free, len(free_from))
-        free_from[slots[name] : slots[name] + 1] = [last_read_at.get(name, begin)]
-    return slots
+        buffer_of[name] = next(free, len(free_from))
+        free_from[buffer_of[name] : buffer_of[name] + 1] = [last_read_at.get(name, begin)]
+    return buffer_of
 
 
 def _assignment(statement: Statement) -> ast.stmt:

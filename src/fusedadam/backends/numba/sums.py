@@ -31,12 +31,12 @@ def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str
         return f"int64_at(_table, {fields[name]} * _tensors + _t)"
 
     for summation in sums:
-        part, by_row = f"_part_{summation.name}", summation.over == "row"
+        partial, by_row = f"_part_{summation.name}", summation.over == "row"
         segments = "_row_segments" if summation.of == "row" else "_segments"
         lines += [
-            f"        _from, _count = {entry(part)}, {entry('_pieces' if by_row else segments)}",
+            f"        _from, _count = {entry(partial)}, {entry('_pieces' if by_row else segments)}",
             f"        for _r in range({entry('_rows') if by_row else 1}):",
-            *indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", summation.largest)),
+            *indented(12, _sum(f"load_{storage[partial]}(_from, _r * _count + _k)", summation.largest)),
             f"            store_{storage[summation.name]}({entry('_here_' + summation.name)}, _r, _sum)"
             if by_row
             else f"            store_f64(_table, {fields[summation.name]} * _tensors + _t, _sum)",

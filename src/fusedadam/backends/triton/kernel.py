@@ -33,7 +33,7 @@ class _Writer:
     def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
         self.stage, self.fields, self.memory, self.scaled = stage, fields, memory, scaled
         self.compute = TYPES[memory.compute]
-        self.parts = [f"_part_{s.name}" for s in stage.sums]
+        self.partial_fields = [f"_part_{s.name}" for s in stage.sums]
 
     def lines(self) -> list[str]:
         stage, functions = self.stage, self.memory.functions()
@@ -83,7 +83,7 @@ class _Writer:
             f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
-            *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.parts)),
+            *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.partial_fields)),
             *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.row_values),
             *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
             f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
