@@ -21,7 +21,7 @@ from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.rules.rule import OWN_FLAGS, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, Rule
 from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -68,7 +68,7 @@ class Case:
 
 
 def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator[Case]:
-    free = [name for name in rule.flags if name not in fixed and name not in OWN_FLAGS]
+    free = [name for name in rule.flags if name not in fixed and name not in PARAM_FLAGS]
     for choice in itertools.product((False, True), repeat=len(free)):
         flags = {**dict(zip(free, choice, strict=True)), **fixed}
         yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options)
@@ -93,11 +93,11 @@ def draw(
     case: Case, shapes: Iterable[tuple[int, ...]], dtypes: Sequence[torch.dtype], seed: int = 0
 ) -> list[dict[str, Tensor]]:
     """Roles on the CPU: param and grad of both signs, second moments positive, all well away from zero."""
-    special = case.rule.special(case.flags)
+    specialized = case.rule.specialize(case.flags)
     generator = torch.Generator().manual_seed(seed)
     roles = []
     for shape in shapes:
-        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in special.roles}
+        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
         for role in ("param", "grad", "exp_avg", "ema_params"):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
@@ -122,20 +122,22 @@ def apply_in_place(
     device, backend = place
     chosen = backends.choose(torch.device(device), backend)
     scalars = case.rule.scalars(step=step, **case.options)
-    launches = Launches([Member(case.rule.special(case.flags, own["param"], deferred), chosen, own) for own in roles])
+    launches = Launches(
+        [Member(case.rule.specialize(case.flags, own["param"], deferred), chosen, own) for own in roles]
+    )
     launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
     launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:
     """The rule itself in float64, from the same stored values and the same float64 scalars."""
-    special = case.rule.special(case.flags)
+    specialized = case.rule.specialize(case.flags)
     scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=step, **case.options).items()}
     results = []
     for own in roles:
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}
         new = case.rule(**values, **scalars, **case.flags)
-        results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in special.outputs})
+        results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in specialized.outputs})
     return results
 
 

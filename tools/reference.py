@@ -182,11 +182,13 @@ def bytes_a_parameter(
     optimizer: FusedOptimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, **options)
     group = optimizer.param_groups[0]
     flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
-    special = optimizer.rule.special(flags, param)
+    specialized = optimizer.rule.specialize(flags, param)
     sizes = {"param": dtype.itemsize, "grad": dtype.itemsize}
-    sizes |= {state: optimizer.states[state].new(param, group).element_size() for state in special.states}
-    visits = [role for stage in special.stages if stage.space == "element" for role in (*stage.reads, *stage.writes)]
-    return sum(sizes[role] for role in visits), sum(sizes[state] for state in special.states)
+    sizes |= {state: optimizer.states[state].new(param, group).element_size() for state in specialized.states}
+    visits = [
+        role for stage in specialized.stages if stage.space == "element" for role in (*stage.reads, *stage.writes)
+    ]
+    return sum(sizes[role] for role in visits), sum(sizes[state] for state in specialized.states)
 
 
 # rules, from their source

@@ -119,9 +119,9 @@ def unsupported(name: str, value: Any, error: type[Exception] = ValueError) -> N
         raise error(f"{name}=True is not supported by this optimizer; leave {name} out")
 
 
-def unless(special: Any, check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
-    """A check that also allows one special value, such as -1 for "none"."""
-    return lambda name, value: None if value == special else check(name, value)
+def unless(allowed: Any, check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+    """A check that also allows one more value, such as -1 for "none"."""
+    return lambda name, value: None if value == allowed else check(name, value)
 
 
 def not_captured(why: str) -> None:
@@ -184,13 +184,13 @@ def written(name: str, value: Any) -> None:
         )
 
 
-def both_divided(name: str, value: Any, param: Tensor) -> None:
+def both_sharded(name: str, value: Any, param: Tensor) -> None:
     """A gradient or state is a DTensor if, and only if, its parameter is."""
     if is_dtensor(value) != is_dtensor(param):
         kinds = ("a DTensor", "a plain tensor")
-        one, other = kinds if is_dtensor(value) else kinds[::-1]
+        kind, param_kind = kinds if is_dtensor(value) else kinds[::-1]
         raise RuntimeError(
-            f"{name} is {one}, but its param is {other}; both must be DTensors (torch.distributed.tensor."
+            f"{name} is {kind}, but its param is {param_kind}; both must be DTensors (torch.distributed.tensor."
             "distribute_tensor), or neither"
         )
 

@@ -91,7 +91,7 @@ def clip_grad_norm_(
     checks.not_captured("clip_grad_norm_() cannot be captured in a CUDA graph; use torch.nn.utils.clip_grad_norm_")
     order = _order(norm_type)
     flags = {"euclidean": order == 2, "absolute": order == 1, "infinite": order == math.inf}
-    special = clip.special({**flags, "scaled": True})
+    specialized = clip.specialize({**flags, "scaled": True})
     checks.iterable_of_parameters("parameters", parameters)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for k, param in enumerate(params):
@@ -102,7 +102,7 @@ def clip_grad_norm_(
             "FullyShardedDataParallel has flattened and sharded these parameters, so each process has only some of the "
             "gradients; use the model's own clip_grad_norm_"
         )
-    grads = _gradients(params, special)
+    grads = _gradients(params, specialized)
     if not grads.wholes:
         return torch.tensor(0.0)
     if error_if_nonfinite:
@@ -124,13 +124,13 @@ class Gradients(NamedTuple):
     absent: frozenset[int]
 
 
-def _gradients(parameters: Iterable[Tensor], special: SpecializedRule) -> Gradients:
+def _gradients(parameters: Iterable[Tensor], specialized: SpecializedRule) -> Gradients:
     found: dict[int, Tensor] = {}
     absent = set()
     for param in parameters:
         grad = param.grad
         if grad is None:
-            if id(param) not in found and distributed.is_waited_for(param, special):
+            if id(param) not in found and distributed.is_waited_for(param, specialized):
                 absent.add(len(found))
                 found[id(param)] = param
             continue
@@ -170,15 +170,15 @@ def _launches(grads: Gradients, flags: dict[str, bool]) -> Launches:
     if plain and key in kept:
         launches = kept[key]
         for launch in launches:
-            members = launch.table.members.tolist()
-            launch.table.place(np.array([[here[k].data_ptr() for k in members]], dtype=np.int64))
+            indices = launch.table.member_indices.tolist()
+            launch.table.place(np.array([[here[k].data_ptr() for k in indices]], dtype=np.int64))
         return launches
     for grad in here:
         checks.written("grad", grad)
     checks.no_shared_memory(("grad that is clipped", grad) for grad in here)
-    special = clip.special(flags)
+    specialized = clip.specialize(flags)
     members = [
-        Member(special, backends.choose(grad.device, None), {"param": grad}, whole=whole, is_absent=k in absent)
+        Member(specialized, backends.choose(grad.device, None), {"param": grad}, whole=whole, is_absent=k in absent)
         for k, (whole, grad) in enumerate(zip(wholes, here, strict=True))
     ]
     with outside_inference_mode():

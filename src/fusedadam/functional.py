@@ -170,7 +170,7 @@ class Update:
         lists = _checked_lists(arguments, role_of)
         self.tensors = [(name, tensor) for name, tensors in lists.items() for tensor in tensors]
         checks.no_shared_memory(self.tensors)
-        self._rule, self._special, self._step = rule, rule.special(flags), step
+        self._rule, self._specialized, self._step = rule, rule.specialize(flags), step
         self._options = tuple(options[name] for name in rule.hyper_parameters)
         self._roles: list[dict[str, Tensor]] = [
             {role_of[name]: tensor for name, tensor in zip(lists, each, strict=True)}
@@ -190,11 +190,11 @@ class Update:
         steps = [(self._options, float(number)) for number in _steps(self._step, len(self._roles))]
         scalars, order = self._rule.scalars_of(steps)
         launches.set_scalars(scalars, np.array(order))
-        written = [t for roles in self._roles for role, t in roles.items() if role in self._special.outputs]
+        written = [t for roles in self._roles for role, t in roles.items() if role in self._specialized.outputs]
         launches.execute(self._roles, written)
 
     def _members(self) -> list[Member]:
-        return [Member(self._special, b, roles) for b, roles in zip(self._backends, self._roles, strict=True)]
+        return [Member(self._specialized, b, roles) for b, roles in zip(self._backends, self._roles, strict=True)]
 
 
 def _checked_lists(arguments: Mapping[str, Tensors], role_of: Mapping[str, str]) -> dict[str, list[Tensor]]:

@@ -104,9 +104,9 @@ def test_the_codec_of_bfloat16_gives_the_bits_of_torchs_conversion():
 
 def test_the_faster_encode_agrees_on_all_that_bfloat16_inputs_lead_to():
     one, values = FORMATS["bf16"], FLOATS32[~FLOATS32.isnan()]
-    assert torch.equal(one.encode_own(values), one.encode(values))
+    assert torch.equal(one.encode_if_sole(values), one.encode(values))
     nans = (torch.arange(0x7F81, 0x8000, dtype=torch.int32) << 16).view(F32)
-    assert one.decode(one.encode_own(nans)).isnan().all()
+    assert one.decode(one.encode_if_sole(nans)).isnan().all()
 
 
 def decode_split(high, low):
@@ -185,7 +185,9 @@ def decode_with_a_sign(high):
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_what_a_codec_must_not_say(decode, says):
-    bad = Format("bad", (Array(torch.int16),), decode, encode_split)
+def test_what_a_codec_must_not_say(decode, says, monkeypatch):
+    monkeypatch.setitem(FORMATS, "bad", Format("bad", (Array(torch.int16),), decode, encode_split))
+    (stage,) = momentum.specialize({}).stages
+    formats = codecs.StageFormats(stage, dict.fromkeys(momentum.roles, "bad"), "f32", "numba")
     with pytest.raises(RuleError, match=says):
-        codecs.functions((bad,), "numba", "f32", codecs.WithCalls)
+        formats.codec_functions(codecs.WithCalls)

@@ -35,7 +35,7 @@ def kernels(kind, backend, monkeypatch) -> list[str]:
         return [
             "\n\n".join(stage.functions)
             for launch in optimizer._stepper.last_plan.launches
-            for stage in launch.table.special.stages
+            for stage in launch.table.specialized.stages
         ]
     return [text for text in made if "def look(" not in text and "call_with_denormals" not in text]
 

@@ -71,13 +71,13 @@ def test_parameters_that_are_zero_tiny_or_huge_beside_their_updates(case, place,
 
 
 def combinations(case):
-    return itertools.product(DTYPES, repeat=len(case.rule.special(case.flags).roles))
+    return itertools.product(DTYPES, repeat=len(case.rule.specialize(case.flags).roles))
 
 
 MIXED = [
     (case, dtypes)
     for case in (CASES[1], CASES[6], CASES[9])
-    for dtypes in pairwise(*[DTYPES] * len(case.rule.special(case.flags).roles))
+    for dtypes in pairwise(*[DTYPES] * len(case.rule.specialize(case.flags).roles))
 ]
 ALL = [(case, dtypes) for case in (CASES[1], CASES[6]) for dtypes in combinations(case)]
 

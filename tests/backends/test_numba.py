@@ -14,7 +14,7 @@ from fusedadam.backends.numba.threading import run_in_pool
 from fusedadam.optimizers.adamw import adam
 
 ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")
-(STAGE,) = adam.special(dict.fromkeys(adam.flags, False)).stages
+(STAGE,) = adam.specialize(dict.fromkeys(adam.flags, False)).stages
 
 
 def memory(compute="f32", **storage):

@@ -126,7 +126,7 @@ def run(one, grads, place, groups=None):
     roles = [{"param": torch.zeros_like(g).to(place[0]), "grad": g.to(place[0])} for g in grads]
     chosen = backends.choose(torch.device(place[0]), place[1])
     each = zip(roles, groups or [0] * len(grads), strict=True)
-    launches = Launches([Member(one.special({}), chosen, own, group) for own, group in each])
+    launches = Launches([Member(one.specialize({}), chosen, own, group) for own, group in each])
     launches.set_scalars([{}], np.zeros(len(grads), dtype=np.int64))
     launches.execute(roles, [])
     return launches, roles
@@ -152,7 +152,7 @@ def test_sums_by_row_tensor_group_and_over_all(place):
     for name, wanted in expected.items():
         found = {}
         for table, values in launches.report(name):
-            found |= zip(table.members.tolist(), values.tolist(), strict=True)
+            found |= zip(table.member_indices.tolist(), values.tolist(), strict=True)
         assert [found[k] for k in range(4)] == pytest.approx(wanted, rel=1e-6), name
 
 
@@ -201,7 +201,7 @@ def test_a_role_that_is_still_needed_is_stored_later(keep, place):
         norm = (s + g).square().sum().sqrt()
         torch.testing.assert_close(result["state"].double(), s + g)
         torch.testing.assert_close(result["param"].double(), p - (s if keep else s + g) / norm)
-    stores = [stage.position for stage in needs_the_old.special({"keep": keep}).stages if "state" in stage.writes]
+    stores = [stage.position for stage in needs_the_old.specialize({"keep": keep}).stages if "state" in stage.writes]
     assert stores == [Position(1) if keep else START]
 
 

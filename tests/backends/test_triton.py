@@ -9,7 +9,7 @@ from fusedadam.optimizers.adamw import adam
 pytest.importorskip("triton")
 
 ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")
-(STAGE,) = adam.special(dict.fromkeys(adam.flags, False)).stages
+(STAGE,) = adam.specialize(dict.fromkeys(adam.flags, False)).stages
 
 
 def source(interpreted, compute="f32", **storage):

@@ -23,8 +23,8 @@ SHAPES = [(5, 4), (3, 2, 2), (6, 1)]
 def table_of(case, shapes=SHAPES):
     """A table for the CPU: of matrices alone, so that one serves them all."""
     roles = draw(case, shapes, [F32])
-    special = case.rule.special(case.flags, roles[0]["param"])
-    members = [Member(special, backends.choose(torch.device("cpu"), "eager"), own) for own in roles]
+    specialized = case.rule.specialize(case.flags, roles[0]["param"])
+    members = [Member(specialized, backends.choose(torch.device("cpu"), "eager"), own) for own in roles]
     return LaunchTable(range(len(roles)), members), roles  # whose memory the table points to
 
 

@@ -15,9 +15,9 @@ EAGER = backends.choose(torch.device("cpu"), "eager")
 
 def geometry(rule, *shapes):
     flags = dict.fromkeys(rule.flags, False)
-    special = rule.special({**flags, "matrix": True} if "matrix" in flags else flags)
+    specialized = rule.specialize({**flags, "matrix": True} if "matrix" in flags else flags)
     tensors = [torch.zeros(shape) for shape in shapes]
-    return Geometry([Member(special, EAGER, dict.fromkeys(special.roles, t)) for t in tensors]), special
+    return Geometry([Member(specialized, EAGER, dict.fromkeys(specialized.roles, t)) for t in tensors]), specialized
 
 
 def test_a_tensor_is_one_row_unless_the_rule_sums_by_rows():
@@ -32,19 +32,19 @@ def test_a_tensor_is_one_row_unless_the_rule_sums_by_rows():
 
 
 def test_a_long_row_has_several_pieces_and_its_sum_must_be_combined():
-    short, special = geometry(adamp, (2, 10))
+    short, specialized = geometry(adamp, (2, 10))
     long, _ = geometry(adamp, (2, 10), (2, SEGMENT["element"] + 1))
     assert long.pieces.tolist() == [1, 2]
     assert long.segments["element"].tolist() == [2, 4]
-    one = next(s for stage in special.stages for s in stage.sums if s.over == "row")
-    assert short.is_whole(one)
-    assert not long.is_whole(one)
+    one = next(s for stage in specialized.stages for s in stage.sums if s.over == "row")
+    assert not short.needs_combining(one)
+    assert long.needs_combining(one)
 
 
 def test_chunks_cover_every_element_once():
-    own, special = geometry(adam, (7,), (0,), (20,))
+    own, specialized = geometry(adam, (7,), (0,), (20,))
     steps = np.full(3, 8)
-    tensor, first = own.chunks(special.stages[0], steps)
+    tensor, first = own.chunks(specialized.stages[0], steps)
     assert list(zip(tensor.tolist(), first.tolist(), strict=True)) == [(0, 0), (2, 0), (2, 8), (2, 16)]
-    tensor, _ = own.chunks(special.stages[0], steps, only=np.array([True, True, False]))
+    tensor, _ = own.chunks(specialized.stages[0], steps, only=np.array([True, True, False]))
     assert tensor.tolist() == [0]

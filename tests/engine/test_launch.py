@@ -14,9 +14,9 @@ OPTIONS = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 
 
 
 def member(dtype=torch.float32, group=0, backend="numba", layout=lambda t: t, **flags):
-    special = adam.special({**FLAGS, **flags})
-    roles = {role: layout(torch.ones(4, 6, dtype=dtype)) for role in special.roles}
-    return Member(special, backends.choose(torch.device("cpu"), backend), roles, group)
+    specialized = adam.specialize({**FLAGS, **flags})
+    roles = {role: layout(torch.ones(4, 6, dtype=dtype)) for role in specialized.roles}
+    return Member(specialized, backends.choose(torch.device("cpu"), backend), roles, group)
 
 
 def prepared(*members):

@@ -31,7 +31,7 @@ def made(grads, states, new_state=None, steps=None):
         return torch.zeros(3)
 
     participants = [
-        Participant(p, p.grad, k, 0, adam.special(FLAGS), backend, new_state or zeros)
+        Participant(p, p.grad, k, 0, adam.specialize(FLAGS), backend, new_state or zeros)
         for k, p in enumerate(params)
         if p.grad is not None
     ]

@@ -12,7 +12,7 @@ from tests.optimizers.test_summing import assert_equal, leaves, train
 def test_bert_adam_without_clipping():
     for off in (0, -1, None):
         optimizer = fusedadam.BertAdam(leaves(), max_grad_norm=off)
-        (stage,) = optimizer.rule.special(dict.fromkeys(optimizer.rule.flags, False)).stages
+        (stage,) = optimizer.rule.specialize(dict.fromkeys(optimizer.rule.flags, False)).stages
         assert_equal(train(optimizer, 2), train(fusedadam.BertAdam(leaves(), max_grad_norm=1e30), 2))
         assert not stage.sums
 

@@ -220,8 +220,8 @@ def test_a_helper_that_sums_is_as_if_it_were_written_out(f, dtype):
 
 
 def test_sums_of_helpers_have_names_of_their_own_and_the_same_under_all_flags():
-    on, off = (with_helpers.special({"f": f}) for f in (True, False))
-    names = [[one.name for stage in special.stages for one in stage.sums] for special in (on, off)]
+    on, off = (with_helpers.specialize({"f": f}) for f in (True, False))
+    names = [[one.name for stage in specialized.stages for one in stage.sums] for specialized in (on, off)]
     assert len(set(names[0])) == len(names[0])
     assert set(names[1]) < set(names[0])
     assert [one.name for one in on.shared] == [one.name for one in off.shared]

@@ -40,26 +40,26 @@ def everything(param: Value, grad: Value, a: Value, b: Value, *, s: Scalar, t: S
 
 
 def test_flags_decide_what_exists():
-    off = everything.special({"f": False, "g": False})
+    off = everything.specialize({"f": False, "g": False})
     assert off.roles == off.inputs == ("param", "grad")
     assert off.outputs == ("param",)
     assert off.scalars == ("s", "t")
-    on = everything.special({"f": True, "g": False})
+    on = everything.specialize({"f": True, "g": False})
     assert on.outputs == ("param", "a")
     assert on.scalars == ("s",)
-    assert adam.special({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).states == (
+    assert adam.specialize({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).states == (
         "exp_avg",
         "exp_avg_sq",
     )
     assert (
         "weight_decay"
-        not in adam.special({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).scalars
+        not in adam.specialize({"amsgrad": False, "maximize": True, "decoupled": True, "clipped": False}).scalars
     )
 
 
 def test_the_source_for_compilers_is_straight_and_has_no_bare_numbers():
-    special = everything.special({"f": True, "g": False})
-    (stage,) = special.stages
+    specialized = everything.specialize({"f": True, "g": False})
+    (stage,) = specialized.stages
     text = "\n".join(stage.functions)
     assert "if " not in text
     assert "number(0.5)" in text

@@ -9,28 +9,28 @@ import torch
 
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
-from fusedadam.rules.rule import OWN_SCALARS
+from fusedadam.rules.rule import PARAM_SCALARS
 from tests.support import ADAMP, BF16, F32, F64, Case, apply, assert_same_bits, draw
 
 
-def moved(special, itemsize=4):
-    return sum(itemsize * (len(s.reads) + len(s.writes)) for s in special.stages if s.space == "element")
+def moved(specialized, itemsize=4):
+    return sum(itemsize * (len(s.reads) + len(s.writes)) for s in specialized.stages if s.space == "element")
 
 
 def test_stages_move_no_more_bytes_than_they_must():
     flags = {"nesterov": False, "maximize": False, "clipped": False, "matrix": True}
-    assert moved(adamp.special(flags)) == 40
-    assert moved(adamp.special({**flags, "matrix": False})) == 28
-    assert moved(adamp.special({**flags, "nesterov": True})) == 44
-    assert moved(adamp.special({**flags, "clipped": True})) == 44
+    assert moved(adamp.specialize(flags)) == 40
+    assert moved(adamp.specialize({**flags, "matrix": False})) == 28
+    assert moved(adamp.specialize({**flags, "nesterov": True})) == 44
+    assert moved(adamp.specialize({**flags, "clipped": True})) == 44
     flags = {"amsgrad": False, "maximize": False, "decoupled": True, "clipped": True}
-    assert moved(adam.special(flags)) == 32
+    assert moved(adam.specialize(flags)) == 32
 
 
 def test_adamp_has_one_round_and_with_clipping_two():
     def spaces(**flags):
-        special = adamp.special({"nesterov": False, "maximize": True, "clipped": False, "matrix": True, **flags})
-        return [stage.space for stage in special.stages]
+        specialized = adamp.specialize({"nesterov": False, "maximize": True, "clipped": False, "matrix": True, **flags})
+        return [stage.space for stage in specialized.stages]
 
     round_of_rows = ["element", "row", "tensor", "row"]
     assert spaces() == [*round_of_rows, "element"]
@@ -40,7 +40,7 @@ def test_adamp_has_one_round_and_with_clipping_two():
 
 def test_sums_by_row_take_sixteen_bytes_a_row():
     case = Case(adamp, {"nesterov": True, "maximize": False, "clipped": True, "matrix": True}, ADAMP)
-    assert max(case.rule.special(case.flags).row_slots.values()) + 1 == 4
+    assert max(case.rule.specialize(case.flags).row_buffer_of.values()) + 1 == 4
 
 
 # roles that are stored in the last visit only
@@ -57,20 +57,20 @@ PLACES = pytest.mark.parametrize("place", [("cpu", "numba"), ("cpu", "eager")], 
 @EVERY
 @pytest.mark.parametrize("deferred", [ROLES, ("exp_avg",), ("exp_avg_sq",)], ids=str)
 def test_only_the_last_stage_writes_deferred_roles(case, deferred):
-    special = case.rule.special(case.flags, deferred=deferred)
-    *others, last = special.stages
+    specialized = case.rule.specialize(case.flags, deferred=deferred)
+    *others, last = specialized.stages
     assert set(last.writes) >= set(deferred)
     assert not any(set(stage.writes) & set(deferred) for stage in others)
     assert all(set(stage.reads) <= set(last.reads) for stage in others if stage.space == "element")
     for role in deferred:
-        assert not any(f"_stored_{role}(" in function for stage in special.stages for function in stage.functions)
-    assert special is case.rule.special(case.flags, deferred=set(deferred))
+        assert not any(f"_stored_{role}(" in function for stage in specialized.stages for function in stage.functions)
+    assert specialized is case.rule.specialize(case.flags, deferred=set(deferred))
 
 
 def test_nothing_is_deferred_unless_it_is_asked_for():
     flags = DEFERRED[0].flags
-    assert adamp.special(flags, deferred=("grad", "param")) == adamp.special(flags)
-    assert adamp.special(flags, deferred=ROLES) != adamp.special(flags)
+    assert adamp.specialize(flags, deferred=("grad", "param")) == adamp.specialize(flags)
+    assert adamp.specialize(flags, deferred=ROLES) != adamp.specialize(flags)
 
 
 @EVERY
@@ -80,7 +80,7 @@ def test_deferred_roles_are_those_of_the_rule_in_float64_and_rounded_once(case, 
     (own,) = draw(case, [(40, 9)], [F32, F32, BF16, BF16], seed=5)
     (result,) = apply(case, [own], place, deferred=ROLES)
     scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=3.0, **case.options).items()}
-    scalars |= {name: torch.tensor(float(ask(own["param"])), dtype=F64) for name, ask in OWN_SCALARS.items()}
+    scalars |= {name: torch.tensor(float(ask(own["param"])), dtype=F64) for name, ask in PARAM_SCALARS.items()}
     expected = case.rule(**{r: t.double() for r, t in own.items()}, **scalars, **case.flags)
     for role, want in zip(case.rule.returned, expected, strict=True):
         rtol = 2e-6 if role == "param" else 2**-8

@@ -15,7 +15,7 @@ def test_a_plain_tensor_is_its_own_shard():
     assert shards.local(tensor) is tensor
     assert shards.sharding_of(tensor) is None
     assert shards.with_local(torch.zeros(5), tensor) is tensor
-    assert shards.lies_like(tensor, torch.zeros(3))
+    assert shards.is_sharded_like(tensor, torch.zeros(3))
     assert shards.distributed_like(tensor, torch.zeros(3)) is tensor
 
 

@@ -63,11 +63,11 @@ class StageFormats:
     def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str) -> None:
         self.compute, self.backend = compute, backend
         self.round_trips = [role for role in formats if f"_stored_{role}(" in stage.functions[-1]]
-        names = dict.fromkeys((*stage.reads, *stage.rows, *stage.writes, *self.round_trips))
+        names = dict.fromkeys((*stage.reads, *stage.row_values, *stage.writes, *self.round_trips))
         self.formats = {name: FORMATS[formats[name]] for name in names}
 
     def arrays(self, names: Iterable[str]) -> list[str]:
-        """The arrays that these are kept in, which are rows of the table."""
+        """The arrays that these are kept in, which are fields of the table."""
         return [array for name in names for array in self.formats[name].array_names(name)]
 
     def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:
@@ -82,26 +82,35 @@ class StageFormats:
             texts = [*texts, "\n    ".join([f"def _stored_{role}(x):", *lines])]
         return texts
 
+    def codec_functions(self, lowering: type[Lowering], sole_format: Format | None = None) -> list[str]:
+        """What a kernel with these formats calls: ``_decode_FORMAT`` and ``_encode_FORMAT`` of each that is not native,
+        from and to the compute dtype, and ``_round_to_odd``. ``sole_format``: the format that all its inputs have."""
+        formats = tuple(self.formats.values())
+        return _codec_functions(formats, self.backend, self.compute, lowering, sole_format)  # type: ignore[arg-type]
+
+    def rounded(self, fmt: Format, x: str) -> str:
+        """``x`` as the hardware is to convert it, which would round a float64 twice."""
+        rounds_here = fmt.is_native(self.backend) and fmt.rounds and self.compute == "f64"
+        return f"_round_to_odd({x})" if rounds_here else x
+
 
 @functools.cache
-def functions(
-    formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], own: Format | None = None
+def _codec_functions(
+    formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], sole_format: Format | None
 ) -> list[str]:
-    """What a kernel with roles in these formats calls: ``_decode_FORMAT`` and ``_encode_FORMAT`` of each that is not
-    native, from and to the compute dtype, and ``_round_to_odd``. ``own``: the one format that all its inputs have."""
     helpers: dict[FunctionType, Helper] = {}
     texts = []
-    if any(one.rounds for one in formats) and compute == "f64":
+    if any(fmt.rounds for fmt in formats) and compute == "f64":
         texts.append(_lowered("_round_to_odd", round_to_odd, lowering, helpers))
-    for one in dict.fromkeys(formats):
-        if not one.is_native(backend):
-            encode = one.encode_own if one is own and one.encode_own else one.encode
+    for fmt in dict.fromkeys(formats):
+        if not fmt.is_native(backend):
+            encode = fmt.encode_if_sole if fmt is sole_format and fmt.encode_if_sole else fmt.encode
             wide = compute == "f64"
-            before = ("_round_to_odd" if one.rounds else "narrow") if wide else None
+            before = ("_round_to_odd" if fmt.rounds else "narrow") if wide else None
             texts.append(
-                _lowered(f"_decode_{one.name}", one.decode, lowering, helpers, after="widen" if wide else None)
+                _lowered(f"_decode_{fmt.name}", fmt.decode, lowering, helpers, after="widen" if wide else None)
             )
-            texts.append(_lowered(f"_encode_{one.name}", encode, lowering, helpers, before=before))
+            texts.append(_lowered(f"_encode_{fmt.name}", encode, lowering, helpers, before=before))
     return [*(helper.text for helper in helpers.values()), *texts]
 
 
@@ -119,8 +128,3 @@ def _lowered(
         x = ast.Name(next(iter(source.kinds)))
         body.insert(0, ast.Assign([x], call(before, x)))
     return define(name, list(source.kinds), [*body, ast.Return(call(after, result) if after else result)])
-
-
-def rounded(one: Format, backend: str, compute: str, x: str) -> str:
-    """``x`` as the hardware is to convert it, which would round a float64 twice."""
-    return f"_round_to_odd({x})" if one.is_native(backend) and one.rounds and compute == "f64" else x

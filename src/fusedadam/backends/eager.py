@@ -35,18 +35,18 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
         visit = visits[stage.space](table, stage)
-        unfinished = [one for one in stage.sums if not table.is_whole(one)]
+        unfinished = [s for s in stage.sums if table.needs_combining(s)]
 
-        def run(members: Sequence[Roles]) -> None:
+        def run(member_roles: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
                 return
-            visit(members)
-            for one in unfinished:
-                _combine(table, one)
+            visit(member_roles)
+            for summation in unfinished:
+                _combine(table, summation)
 
         return run
 
-    return {stage.position: runner(stage) for stage in table.special.stages}
+    return {stage.position: runner(stage) for stage in table.specialized.stages}
 
 
 def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
@@ -59,21 +59,22 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         values = {r: load(formats[r], here[r], compute) for r in stage.reads}
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
-        by_row = [_here(table, k, r)[row, None].to(table.device) for r in stage.rows]
-        results = update(*values.values(), *by_row, *scalars)
+        row_values = [_local_row_values(table, k, r)[row, None].to(table.device) for r in stage.row_values]
+        results = update(*values.values(), *row_values, *scalars)
         for role, value in zip(stage.writes, results, strict=False):
             store(formats[role], here[role], value)
         size = sums.SEGMENT["element"]
-        for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+        for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))
-            own = sums.segment_sums(term.expand(row.stop - row.start, column.stop - column.start), size, one.largest)
-            _segments(table, k, one)[row, pieces] = own.to(table.home)
+            terms = term.expand(row.stop - row.start, column.stop - column.start)
+            partial = sums.segment_sums(terms, size, summation.largest)
+            _segments(table, k, summation)[row, pieces] = partial.to(table.home)
 
-    def run(members: Sequence[Roles]) -> None:
-        for k, roles in enumerate(members):
+    def run(member_roles: Sequence[Roles]) -> None:
+        for k, roles in enumerate(member_roles):
             rows, width = int(table.rows[k]), int(table.widths[k])
             flat = {n: roles[n].as_strided((rows, width), (width, 1)) for names in arrays.values() for n in names}
-            scalars = [number(x) for x in _column(table, stage.scalars, k)]
+            scalars = [number(x) for x in _scalars(table, stage.scalars, k)]
             for row, column in _slices(rows, width):
                 visit(flat, k, scalars, row, column)
 
@@ -88,13 +89,14 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
             if table.all_rows[k] == 0:
                 continue
             # copies: what is written may be kept where something was read
-            values = [_part(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
-            results = update(*values, *(number(x) for x in _column(table, stage.scalars, k)))
+            values = [_row_values(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
+            results = update(*values, *(number(x) for x in _scalars(table, stage.scalars, k)))
             for name, value in zip(stage.writes, results, strict=False):
-                _part(table, k, name).copy_(value)
-            for one, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
-                own = sums.segment_sums(term.expand(1, int(table.all_rows[k])), sums.SEGMENT["row"], one.largest)
-                _segments(table, k, one).copy_(own[0])
+                _row_values(table, k, name).copy_(value)
+            for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+                terms = term.expand(1, int(table.all_rows[k]))
+                partial = sums.segment_sums(terms, sums.SEGMENT["row"], summation.largest)
+                _segments(table, k, summation).copy_(partial[0])
 
     return run
 
@@ -121,10 +123,10 @@ def _bind(
 
     def stored(role: str) -> Callable[[Tensor], Tensor]:
         def round_trip(value: Tensor) -> Tensor:
-            one = FORMATS[table.formats[role]]
-            arrays = [torch.empty_like(value, dtype=array.dtype) for array in one.arrays]
-            store(one, arrays, value)
-            return load(one, arrays, compute)
+            fmt = FORMATS[table.formats[role]]
+            arrays = [torch.empty_like(value, dtype=array.dtype) for array in fmt.arrays]
+            store(fmt, arrays, value)
+            return load(fmt, arrays, compute)
 
         return round_trip
 
@@ -142,62 +144,62 @@ def _slices(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, min(row + step, rows)), slice(column, min(column + SLICE, width))
 
 
-def _column(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
-    return [float(table.numbers[table.at[name], k]) for name in names]
+def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
+    return [float(table.numbers[table.fields[name], k]) for name in names]
 
 
-def _part(table: LaunchTable, k: int, name: str) -> Tensor:
-    """The k-th tensor's part of a value by row."""
+def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """A value by row, for all rows of the k-th tensor."""
     begin = int(table.all_rows[:k].sum())
-    return table.row_values[table.special.row_slots[name]][begin : begin + int(table.all_rows[k])]
+    return table.row_buffers[table.specialized.row_buffer_of[name]][begin : begin + int(table.all_rows[k])]
 
 
-def _here(table: LaunchTable, k: int, name: str) -> Tensor:
-    """The part for the rows that this process holds."""
-    first = int(table.firsts[k])
-    return _part(table, k, name)[first : first + int(table.rows[k])]
+def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """The same for the rows that this process holds."""
+    first = int(table.first_rows[k])
+    return _row_values(table, k, name)[first : first + int(table.rows[k])]
 
 
-def _segments(table: LaunchTable, k: int, one: Sum) -> Tensor:
+def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
-    if table.is_whole(one):
-        return _here(table, k, one.name)[:, None]
-    counts = table.segments[one.of]
+    if not table.needs_combining(summation):
+        return _local_row_values(table, k, summation.name)[:, None]
+    counts = table.segments[summation.of]
     begin, count = int(counts[:k].sum()), int(counts[k])
-    own = table.partials[one.name][begin : begin + count]
-    return own.view(int(table.rows[k]), -1) if one.of == "element" else own
+    partial = table.partials[summation.name][begin : begin + count]
+    return partial.view(int(table.rows[k]), -1) if summation.of == "element" else partial
 
 
-def _combine(table: LaunchTable, one: Sum) -> None:
+def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table.sizes)):
-        own = _segments(table, k, one) if table.segments[one.of][k] else torch.zeros(1, 0)
-        if one.over == "row":
-            _here(table, k, one.name).copy_(sums.combine(own, one.largest))
+        partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
+        if summation.over == "row":
+            _local_row_values(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
         else:
-            table.value(one.name)[k] = sums.combine(own.flatten(), one.largest)
+            table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
 
 
-def load(one: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
+def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
     """A copy, always: a rule may store one role in another, and must not see what has been stored already."""
-    if one.is_native("eager"):
+    if fmt.is_native("eager"):
         return arrays[0].to(compute, copy=True)
-    assert one.decode is not None
-    value: Tensor = one.decode(*(words.to(torch.int32, copy=True) for words in _words(one, arrays)))
+    assert fmt.decode is not None
+    value: Tensor = fmt.decode(*(words.to(torch.int32, copy=True) for words in _words(fmt, arrays)))
     return value.to(compute)
 
 
-def store(one: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
+def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
     """Rounds once. torch itself takes float64 to 16 bits by way of float32, which rounds twice."""
-    if value.dtype == torch.float64 and one.rounds:
+    if value.dtype == torch.float64 and fmt.rounds:
         value = round_to_odd(value)
-    if one.is_native("eager"):
+    if fmt.is_native("eager"):
         arrays[0].copy_(value)
         return
-    assert one.encode is not None
-    encoded = one.encode(value.float())
-    for words, new in zip(_words(one, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
+    assert fmt.encode is not None
+    encoded = fmt.encode(value.float())
+    for words, new in zip(_words(fmt, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
         words.copy_(new)
 
 
-def _words(one: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, one.arrays, strict=True)]
+def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, fmt.arrays, strict=True)]

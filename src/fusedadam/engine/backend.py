@@ -42,22 +42,23 @@ class Backend(NamedTuple):
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
 
 
-def addresses(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:
+def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:
     """Where the terms of a sum are and where it goes, term by term, and where each list begins."""
-    every = [term for own in lists for term in own]
-    terms = np.array([own.table.entry(own.term, own.column) for own in every], dtype=np.int64)
-    results = np.array([own.table.entry(one.name, own.column) for own in every], dtype=np.int64)
-    return terms, results, np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    every = [term for terms in term_lists for term in terms]
+    sources = np.array([term.table.entry(term.term, term.column) for term in every], dtype=np.int64)
+    results = np.array([term.table.entry(summation.name, term.column) for term in every], dtype=np.int64)
+    return sources, results, np.cumsum([0, *map(len, term_lists)], dtype=np.int64)
 
 
-def sum_across_devices(one: Sum, lists: Sequence[Sequence[SharedTerm]]) -> Action:
+def sum_across_devices(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Action:
     """A ``sum_across`` in plain torch, for terms that may be on several devices."""
 
     def run() -> None:
-        for own in lists:
-            terms = torch.stack([term.table.value(term.term)[term.column].to(own[0].table.home) for term in own])
-            result = sums.combine(terms, one.largest)
-            for term in own:
-                term.table.value(one.name)[term.column] = result
+        for terms in term_lists:
+            home = terms[0].table.home
+            values = torch.stack([term.table.value(term.term)[term.column].to(home) for term in terms])
+            result = sums.combine(values, summation.largest)
+            for term in terms:
+                term.table.value(summation.name)[term.column] = result
 
     return run

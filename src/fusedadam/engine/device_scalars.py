@@ -27,10 +27,10 @@ class DeviceScalars:
     def __init__(self, rule: Rule, table: LaunchTable, flat: Tensor, places: Places, groups: Int64s) -> None:
         self.table, self._rule, self._flat, self._groups = table, rule, flat, groups
         self._places = None if isinstance(places, slice) else sent(places, table.home)
-        self._rows = {name: table.value(name) for name in table.scalars}
-        self._next = torch.empty(len(table.members), dtype=torch.float64, device=table.home)
+        self._scalars = {name: table.value(name) for name in table.scalars}
+        self._next = torch.empty(len(table.member_indices), dtype=torch.float64, device=table.home)
         self._tables = PowerTables()
-        self._filled: dict[tuple[str, int], float] = {}  # the number that a row already holds
+        self._filled: dict[tuple[str, int], float] = {}  # by scalar and batch: the number that the table already holds
         self._seen: Any = None  # the options that the batches were made from
         self._batches: list[tuple[Tensor | None, dict[str, Any]]] = []
 
@@ -60,17 +60,17 @@ class DeviceScalars:
             self._flat[self._places] += taken
 
     def _write(self, name: str, batch: int, columns: Tensor | None, value: Any) -> None:
-        row = self._rows[name]
+        scalar = self._scalars[name]
         if isinstance(value, Tensor):
             if columns is None:
-                row.copy_(value)
+                scalar.copy_(value)
             else:
-                row[columns] = value.expand(len(columns))
+                scalar[columns] = value.expand(len(columns))
         elif self._filled.get((name, batch)) != float(value):
             if columns is None:
-                row.fill_(float(value))
+                scalar.fill_(float(value))
             else:
-                row.index_fill_(0, columns, float(value))
+                scalar.index_fill_(0, columns, float(value))
             self._filled[name, batch] = float(value)
 
     def _make_batches(self, options: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Tensor | None, dict[str, Any]]]:

@@ -52,7 +52,7 @@ class Launch:
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
-        run = Run([dict(roles[k]) for k in self.table.members] if self.needs_tensors else [], [])
+        run = Run([dict(roles[k]) for k in self.table.member_indices] if self.needs_tensors else [], [])
         for role, k in self.table.copied:
             original = run.roles[k][role]
             run.roles[k][role] = copy = copy_with(original, self.table.strides[k])
@@ -63,7 +63,7 @@ class Launch:
 
     def end(self, run: Run) -> None:
         for role, original, copy in run.copies:
-            if role in self.table.special.outputs:
+            if role in self.table.specialized.outputs:
                 # kernels write to inference tensors in any mode; torch does so in theirs only
                 with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)
@@ -77,7 +77,7 @@ class Launches:
         by_key: dict[Any, list[int]] = {}
         for k, member in enumerate(members):
             by_key.setdefault(member.launch_key, []).append(k)
-        self._all = [Launch(LaunchTable(mine, members), members[mine[0]].backend) for mine in by_key.values()]
+        self._all = [Launch(LaunchTable(indices, members), members[indices[0]].backend) for indices in by_key.values()]
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -108,11 +108,11 @@ class Launches:
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         torch.autograd.graph.increment_version(written)
 
-    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
-        """``scalars`` are the sets that differ; ``whose[k]`` is the set of the k-th member."""
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
+        """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th member."""
         for launch in self:
             if not launch.table.scalars_on_device:
-                launch.table.set_scalars(scalars, whose)
+                launch.table.set_scalars(scalars, set_of)
 
     def _set_amp(self, amp: Amp) -> None:
         for launch in self:
@@ -128,12 +128,12 @@ class Launches:
         def for_any(action: Action) -> Callable[[list[Run]], None]:
             return lambda _: action()
 
-        stages = {stage.position for launch in self for stage in launch.table.special.stages}
-        for position in sorted({*stages, *self._shared, *(one.position for one in self.reductions)}):
+        stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
+        for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
             having = [k for k, launch in enumerate(self) if position in launch.stages]
-            waiting = [k for k in having if self[k].table.is_split and position.phase == Phase.ROW]
+            waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from (self._stage(k, position) for k in having if k not in waiting)
-            yield from (for_any(one.run) for one in self.reductions if one.position == position)
+            yield from (for_any(reduction.run) for reduction in self.reductions if reduction.position == position)
             yield from (self._stage(k, position) for k in waiting)
             yield from (for_any(action) for action in self._shared.get(position, ()))
 
@@ -143,27 +143,29 @@ class Launches:
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""
-        tables = [launch.table for launch in self if name in launch.table.special.reports]
-        return [(table, table.value(table.special.reports[name])) for table in tables]
+        tables = [launch.table for launch in self if name in launch.table.specialized.reports]
+        return [(table, table.value(table.specialized.reports[name])) for table in tables]
 
     def _prepare_shared(self, members: Sequence[Member]) -> dict[Position, list[Action]]:
         """The sums over groups, or over all parameters: each is added up when every launch has its terms."""
         prepared: dict[Position, list[Action]] = {}
-        for one in {s.name: s for launch in self for s in launch.table.special.shared}.values():
+        for summation in {s.name: s for launch in self for s in launch.table.specialized.shared}.values():
             terms: dict[int, SharedTerm] = {}
-            launches = [launch for launch in self if one.name in (s.name for s in launch.table.special.shared)]
+            launches = [
+                launch for launch in self if summation.name in (s.name for s in launch.table.specialized.shared)
+            ]
             for launch in launches:
-                term = next(s.term for s in launch.table.special.shared if s.name == one.name)
-                columns = enumerate(launch.table.members.tolist())
+                term = next(s.term for s in launch.table.specialized.shared if s.name == summation.name)
+                columns = enumerate(launch.table.member_indices.tolist())
                 terms |= {k: SharedTerm(launch.table, column, term) for column, k in columns}
-            lists: dict[Any, list[SharedTerm]] = {}
+            term_lists: dict[Any, list[SharedTerm]] = {}
             for k in sorted(terms):  # in the order of the parameters
                 roles = members[k].roles
                 group = (members[k].group, roles.get("grad", roles["param"]).dtype)
-                lists.setdefault(group if one.over == "group" else None, []).append(terms[k])
+                term_lists.setdefault(group if summation.over == "group" else None, []).append(terms[k])
             one_home = len({launch.table.home for launch in launches}) == 1
             add_up = launches[0].backend.sum_across if one_home else sum_across_devices
-            prepared.setdefault(one.position, []).append(add_up(one, list(lists.values())))
+            prepared.setdefault(summation.position, []).append(add_up(summation, list(term_lists.values())))
         return prepared
 
 

@@ -1,10 +1,10 @@
-"""What a launch works on: one column for each member, one row of 8-byte words for each thing that kernels ask about it.
+"""What a launch works on: one column for each member, one field for each thing that kernels ask about it.
 
-The rows are, in this order: the scalars of this step, the addresses of the roles' arrays (one, unless a role's format
-has several), what stays the same (sizes, addresses of buffers), and the values by tensor that the stages compute. A
-table serves all members of a launch, in any group: groups differ in scalars only. It holds numbers, not the tensors
-they describe, so that it keeps none of them alive. Code that needs the tensors themselves (the eager backend, layouts
-that must be copied) is handed them at each run.
+A field is an 8-byte word for each member. The fields are, in this order: the scalars of this step, the addresses of
+the roles' arrays (one, unless a role's format has several), what stays the same (sizes, addresses of buffers), and the
+values by tensor that the stages compute. A table serves all members of a launch, in any group: groups differ in scalars
+only. It holds numbers, not the tensors they describe, so that it keeps none of them alive. Code that needs the tensors
+themselves (the eager backend, layouts that must be copied) is handed them at each run.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from torch import Tensor
 
 from fusedadam.engine.geometry import Floats, Geometry, Int64s
 from fusedadam.engine.member import Member
-from fusedadam.rules.rule import OWN_SCALARS
+from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
-from fusedadam.tensors.layout import address_of, dense_strides, is_plain, lies_as
+from fusedadam.tensors.layout import address_of, dense_strides, has_strides, is_plain
 from fusedadam.tensors.transfer import pinned, sent
 
-# The rows of sums and values by row have these names before the value's own, in tables and in generated kernels.
+# The fields of sums and of values by row have these names before the value's own, in tables and in generated kernels.
 PARTIAL = "_part_"  # where the sums of segments are kept until they are combined
 HERE = "_here_"  # the address of the first row that this process has elements of
 HAS_GRAD, GRADS_ANYWHERE = "_has_grad", "_grads_anywhere"  # is there a gradient here? on how many processes?
 
 
 class LaunchTable(Geometry):
-    """``members`` are the indices in ``everyone`` of the members served here: those with the same launch key.
+    """``indices``: which of ``all_members`` are served here, those with the same launch key.
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
-    values on the host). ``at[name]`` is the row of a name.
+    values on the host). ``fields[name]`` is the position of a field.
     """
 
-    def __init__(self, members: Sequence[int], everyone: Sequence[Member]) -> None:
-        mine = [everyone[k] for k in members]
-        super().__init__(mine)
-        self.members = np.asarray(members, dtype=np.int64)
-        self.special, self.is_absent = mine[0].special, mine[0].is_absent
-        self.shardings = [member.sharding for member in mine]
+    def __init__(self, indices: Sequence[int], all_members: Sequence[Member]) -> None:
+        members = [all_members[k] for k in indices]
+        super().__init__(members)
+        self.member_indices = np.asarray(indices, dtype=np.int64)
+        self.specialized, self.is_absent = members[0].specialized, members[0].is_absent
+        self.shardings = [member.sharding for member in members]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
-        self.device = mine[0].roles["param"].device
-        self.home = torch.device("cpu") if mine[0].backend.needs_tensors else self.device
+        self.device = members[0].roles["param"].device
+        self.home = torch.device("cpu") if members[0].backend.needs_tensors else self.device
         self._check_rows_can_be_split()
-        self._compute = compute_dtype(mine[0].roles["param"].dtype)
+        self._compute = compute_dtype(members[0].roles["param"].dtype)
         self.compute = FORMAT_OF_DTYPE[self._compute]
-        self.formats = mine[0].formats
-        self.strides = [dense_strides(m.roles["param"], self.special.by_rows) for m in mine]
-        self.copied = list(self._roles_to_copy(mine))
+        self.formats = members[0].formats
+        self.strides = [dense_strides(m.roles["param"], self.specialized.by_rows) for m in members]
+        self.copied = list(self._roles_to_copy(members))
         self._make_buffers()
-        self.scalars = [s for s in self.special.scalars if s not in OWN_SCALARS]
-        self._make_words(mine)
+        self.scalars = [s for s in self.specialized.scalars if s not in PARAM_SCALARS]
+        self._make_words(members)
         # set for each run
         self.grad_scale: Tensor | None = None  # one float32 on the device: gradients are divided by it
         self.found_inf: Tensor | None = None  # one float32 on the device: unless it is 0, nothing is written
@@ -63,70 +63,74 @@ class LaunchTable(Geometry):
         self.scalars_on_device = False  # the device computes them, and the host has none to send
 
     def _check_rows_can_be_split(self) -> None:
-        if self.is_split and any(sharding is not None and sharding.strided for sharding in self.shardings):
+        if self.splits_rows and any(sharding is not None and sharding.strided for sharding in self.shardings):
             raise RuntimeError(
                 "a DTensor's rows are sharded, and also dealt out in strides; shard it along dimension 0 over one "
                 "dimension of the mesh, or not at all"
             )
 
-    def _roles_to_copy(self, mine: Sequence[Member]) -> Iterator[tuple[str, int]]:
+    def _roles_to_copy(self, members: Sequence[Member]) -> Iterator[tuple[str, int]]:
         """(role, member) of the tensors that kernels cannot walk in place: each run works on a copy."""
-        for role in self.special.roles:
-            for k, member in enumerate(mine):
+        for role in self.specialized.roles:
+            for k, member in enumerate(members):
                 tensor = member.roles[role]
-                in_place = lies_as(tensor, self.strides[k]) and is_plain(tensor)
+                in_place = has_strides(tensor, self.strides[k]) and is_plain(tensor)
                 if not in_place or (role == "grad" and member.redistributes_grad):
                     yield role, k
 
     def _make_buffers(self) -> None:
         """Memory for values by row, and for the sums of segments where a segment is not yet the whole sum."""
-        slots = 1 + max(self.special.row_slots.values(), default=-1)
+        buffers = 1 + max(self.specialized.row_buffer_of.values(), default=-1)
         rows = int(self.all_rows.sum())
-        self.row_values = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(slots)]
+        self.row_buffers = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(buffers)]
         self.partials: dict[str, Tensor] = {}
-        for one in self._sums:
-            if not self.is_whole(one):
-                dtype = self._compute if one.of == "element" else torch.float64
-                count = int(self.segments[one.of].sum())
-                self.partials[one.name] = torch.zeros(count, dtype=dtype, device=self.home)
+        for summation in self._sums:
+            if self.needs_combining(summation):
+                dtype = self._compute if summation.of == "element" else torch.float64
+                count = int(self.segments[summation.of].sum())
+                self.partials[summation.name] = torch.zeros(count, dtype=dtype, device=self.home)
 
-    def _make_words(self, mine: Sequence[Member]) -> None:
-        unchanging = self._unchanging(mine)
-        self.arrays = [a for role in self.special.roles for a in FORMATS[self.formats[role]].array_names(role)]
-        names = [*self.scalars, *self.arrays, *unchanging, *self.special.values]
-        self.at = {name: k for k, name in enumerate(names)}
-        self.words: Int64s = np.zeros((len(names), len(mine)), dtype=np.int64)
+    def _make_words(self, members: Sequence[Member]) -> None:
+        unchanging = self._unchanging(members)
+        self.arrays = [a for role in self.specialized.roles for a in FORMATS[self.formats[role]].array_names(role)]
+        names = [*self.scalars, *self.arrays, *unchanging, *self.specialized.values]
+        self.fields = {name: k for k, name in enumerate(names)}
+        self.words: Int64s = np.zeros((len(names), len(members)), dtype=np.int64)
         for name in self.arrays:
-            self.words[self.at[name]] = [address_of(member.roles[name]) for member in mine]
-        for name, row in unchanging.items():
-            self.words[self.at[name]] = row
+            self.words[self.fields[name]] = [address_of(member.roles[name]) for member in members]
+        for name, values in unchanging.items():
+            self.words[self.fields[name]] = values
         self.on_device = sent(self.words, self.home)  # on a CPU the very same memory
         self.numbers: Floats = self.words.view(np.float64)
 
-    def _unchanging(self, mine: Sequence[Member]) -> dict[str, Int64s]:
-        """The rows of the table that stay the same from step to step."""
+    def _unchanging(self, members: Sequence[Member]) -> dict[str, Int64s]:
+        """The fields that stay the same from step to step."""
         table = {
             "_size": self.sizes, "_rows": self.rows, "_width": self.widths, "_pieces": self.pieces,
             "_segments": self.segments["element"], "_row_segments": self.segments["row"], "_all_rows": self.all_rows,
         }  # fmt: skip
-        wholes = [member.roles["param"] if member.whole is None else member.whole for member in mine]
-        for name in self.special.scalars:
-            if name in OWN_SCALARS:
-                table[name] = np.array([float(OWN_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
+        wholes = [member.roles["param"] if member.whole is None else member.whole for member in members]
+        for name in self.specialized.scalars:
+            if name in PARAM_SCALARS:
+                table[name] = np.array([float(PARAM_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
         for name in (HAS_GRAD, GRADS_ANYWHERE):
-            table[name] = np.full(len(mine), float(not self.is_absent)).view(np.int64)
-        begins = [_begins(buffer, self.all_rows) for buffer in self.row_values]
-        table |= {name: begins[slot] for name, slot in self.special.row_slots.items()}
-        table |= {HERE + name: table[name] + self._compute.itemsize * self.firsts for name in self.special.row_slots}
-        for one in self._sums:
-            partial = self.partials.get(one.name)
-            at = table[HERE + one.name] if partial is None else _begins(partial, self.segments[one.of])
-            table[PARTIAL + one.name] = at
+            table[name] = np.full(len(members), float(not self.is_absent)).view(np.int64)
+        begins = [_begins(buffer, self.all_rows) for buffer in self.row_buffers]
+        table |= {name: begins[buffer] for name, buffer in self.specialized.row_buffer_of.items()}
+        table |= {
+            HERE + name: table[name] + self._compute.itemsize * self.first_rows
+            for name in self.specialized.row_buffer_of
+        }
+        for summation in self._sums:
+            partial = self.partials.get(summation.name)
+            table[PARTIAL + summation.name] = (
+                table[HERE + summation.name] if partial is None else _begins(partial, self.segments[summation.of])
+            )
         return table
 
     @property
     def _sums(self) -> list[Sum]:
-        return [one for stage in self.special.stages for one in stage.sums]
+        return [s for stage in self.specialized.stages for s in stage.sums]
 
     def compute_of(self, stage: Stage) -> str:
         return self.compute if stage.space == "element" else "f64"
@@ -135,44 +139,44 @@ class LaunchTable(Geometry):
         """The format of everything that a stage reads and writes."""
         if stage.space == "tensor":
             return dict.fromkeys(stage.arrays, "f64")
-        formats = self.formats | dict.fromkeys(self.special.row_slots, self.compute)
-        for one in stage.sums:
-            formats[PARTIAL + one.name] = self.compute_of(stage)
-        return formats | {one.name: "f64" for one in stage.sums if one.over == "tensor"}
+        formats = self.formats | dict.fromkeys(self.specialized.row_buffer_of, self.compute)
+        for summation in stage.sums:
+            formats[PARTIAL + summation.name] = self.compute_of(stage)
+        return formats | {s.name: "f64" for s in stage.sums if s.over == "tensor"}
 
     def place(self, addresses: Int64s) -> None:
-        """New addresses (one line for each of ``arrays``) of tensors that are otherwise unchanged."""
+        """New addresses (one field for each of ``arrays``) of tensors that are otherwise unchanged."""
         first = len(self.scalars)
         self.words[first : first + len(addresses)] = addresses
         self.moved = True
 
     def place_one(self, role: str, k: int, address: int) -> None:
-        self.words[self.at[role], k] = address
+        self.words[self.fields[role], k] = address
         self.moved = True
 
-    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], whose: Int64s) -> None:
-        """``scalars`` are the sets that differ; ``whose[k]`` is the set of the k-th of all members."""
-        names = self.scalars
-        columns = np.array([float(own[name]) for name in names for own in scalars]).reshape(len(names), len(scalars))
-        self.numbers[: len(names)] = columns if len(scalars) == 1 else columns[:, whose[self.members]]
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
+        """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th of all members."""
+        shape = len(self.scalars), len(scalars)
+        values = np.array([float(numbers[name]) for name in self.scalars for numbers in scalars]).reshape(shape)
+        self.numbers[: len(self.scalars)] = values if len(scalars) == 1 else values[:, set_of[self.member_indices]]
 
     def send(self) -> None:
         """Takes what changed on the host to the device, without waiting."""
         if self.home.type == "cpu":
             return
         scalars, arrays = len(self.scalars), len(self.arrays) if self.moved else 0
-        rows = slice(scalars if self.scalars_on_device else 0, scalars + arrays)
-        if rows.stop > rows.start:
-            self.on_device[rows].copy_(pinned(self.words[rows]), non_blocking=True)
+        changed = slice(scalars if self.scalars_on_device else 0, scalars + arrays)
+        if changed.stop > changed.start:
+            self.on_device[changed].copy_(pinned(self.words[changed]), non_blocking=True)
         self.moved = False
 
     def value(self, name: str) -> Tensor:
         """A value by tensor, or a scalar: one for each member."""
-        return self.on_device[self.at[name]].view(torch.float64)
+        return self.on_device[self.fields[name]].view(torch.float64)
 
     def entry(self, name: str, column: int) -> int:
         """The address of one word."""
-        return self.on_device.data_ptr() + 8 * int(self.at[name] * len(self) + column)
+        return self.on_device.data_ptr() + 8 * int(self.fields[name] * len(self) + column)
 
 
 def _begins(buffer: Tensor, counts: Int64s) -> Int64s:

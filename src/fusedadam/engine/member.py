@@ -23,7 +23,7 @@ Roles: TypeAlias = Mapping[str, Tensor]
 class Member:
     """``roles`` are the tensors on this process: for a DTensor, its local shard."""
 
-    special: SpecializedRule
+    specialized: SpecializedRule
     backend: Backend
     roles: Roles
     group: int = 0
@@ -34,16 +34,16 @@ class Member:
     @cached_property
     def sharding(self) -> Sharding | None:
         """None: this process can sum over the parameter alone, or the rule does not sum."""
-        return sharding_of(self.whole) if self.special.has_sums and self.whole is not None else None
+        return sharding_of(self.whole) if self.specialized.has_sums and self.whole is not None else None
 
     @cached_property
     def formats(self) -> dict[str, str]:
         """The storage format of each role."""
-        return {role: FORMAT_OF_DTYPE[self.roles[role].dtype] for role in self.special.roles}
+        return {role: FORMAT_OF_DTYPE[self.roles[role].dtype] for role in self.specialized.roles}
 
     @property
     def launch_key(self) -> Any:
         """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh."""
         formats = tuple(self.formats.values())
-        mesh = self.sharding and (self.sharding.mesh, self.sharding.split, self.is_absent)
-        return self.roles["param"].device, self.special, formats, self.backend, mesh
+        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent)
+        return self.roles["param"].device, self.specialized, formats, self.backend, mesh

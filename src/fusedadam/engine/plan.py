@@ -43,7 +43,7 @@ class Plan:
         participants: Sequence[Participant],
         params: list[Tensor],
         states: States,
-        steps: StepCounts,
+        step_counts: StepCounts,
         on_device: bool,
     ) -> None:
         self._indices = [p.index for p in participants]
@@ -62,7 +62,7 @@ class Plan:
         check_step_counts(known)
         prepare_loop()
         self.launches = Launches(members)
-        counts = self._prepare_scalars(rule, participants, known, steps, on_device)
+        counts = self._prepare_scalars(rule, participants, known, step_counts, on_device)
 
         # commit: this cannot fail
         for p in present:
@@ -70,7 +70,7 @@ class Plan:
                 state = states[p.param]
                 state.update({**p.state, **state, **p.fresh})  # whole, even if another thread has just taken it away
         for prepared in counts:
-            steps.take(prepared, states)
+            step_counts.take(prepared, states)
 
         views = {owner: view for prepared in counts for owner, view in prepared.views.items()}
         self._take_snapshot(present, params, states, views)
@@ -81,29 +81,32 @@ class Plan:
         rule: Rule,
         participants: Sequence[Participant],
         known: Mapping[Tensor, StateDict],
-        steps: StepCounts,
+        step_counts: StepCounts,
         on_device: bool,
     ) -> list[Counts]:
         """Decides whose steps the host counts and whose the device does, and prepares the counts of each."""
-        present = {param: state["step"] for param, state in known.items() if "step" in state}
-        present |= {p.param: p.fresh["step"] for p in participants if "step" in p.fresh}
+        current = {param: state["step"] for param, state in known.items() if "step" in state}
+        current |= {p.param: p.fresh["step"] for p in participants if "step" in p.fresh}
         owners = [p.param for p in participants]
         groups: Int64s = np.array([p.group for p in participants], dtype=np.int64)
         tables = [launch.table for launch in self.launches]
         counting = [table for table in tables if on_device and table.home != HOST and not table.is_absent]
-        home_of = {owners[k]: table.home for table in counting for k in table.members.tolist()}
+        home_of = {owners[k]: table.home for table in counting for k in table.member_indices.tolist()}
         self._device_scalars, prepared = [], []
         for home in set(home_of.values()):  # all of a device at once: their counts are one tensor
-            there = {owner: present[owner] for owner, its_home in home_of.items() if its_home == home}
-            counts = steps.prepare(there, {o: s for o, s in present.items() if home_of.get(o, home) == home}, home)
+            on_home = {owner: current[owner] for owner, its_home in home_of.items() if its_home == home}
+            counts = step_counts.prepare(
+                on_home, {o: s for o, s in current.items() if home_of.get(o, home) == home}, home
+            )
             prepared.append(counts)
             for table in (t for t in counting if t.home == home):
-                places = counts.places(owners[k] for k in table.members.tolist())
+                members = table.member_indices
+                places = counts.places(owners[k] for k in members.tolist())
                 table.scalars_on_device = True
-                self._device_scalars.append(DeviceScalars(rule, table, counts.flat, places, groups[table.members]))
+                self._device_scalars.append(DeviceScalars(rule, table, counts.flat, places, groups[members]))
         hosted = [k for k, p in enumerate(participants) if p.param not in home_of and not p.is_absent]
-        others = {owner: step for owner, step in present.items() if owner not in home_of}
-        counts = steps.prepare({owners[k]: present[owners[k]] for k in hosted}, others, HOST)
+        others = {owner: step for owner, step in current.items() if owner not in home_of}
+        counts = step_counts.prepare({owners[k]: current[owners[k]] for k in hosted}, others, HOST)
         places = counts.places(owners[k] for k in hosted)
         absent = [k for k, p in enumerate(participants) if p.is_absent]
         self._host_scalars = HostScalars(
@@ -123,10 +126,10 @@ class Plan:
         self.snapshot = Snapshot(slots, params, states, [_expected(slot, by_index, views) for slot in slots])
         at = {(slot.param, slot.what): k for k, slot in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
-        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.special.roles} for p in present}
+        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.specialized.roles} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._address_slots = [
-            (table, np.array([[self._slots_of[k][name] for k in table.members] for name in table.arrays]))
+            (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
             for table in (launch.table for launch in self.launches)
             if not table.is_absent
         ]
@@ -144,20 +147,25 @@ class Plan:
             table.place(self.snapshot.addresses[slots])
 
     def run(
-        self, params: list[Tensor], tensors: Tensors, steps: StepCounts, options: Sequence[HyperParameters], amp: Amp
+        self,
+        params: list[Tensor],
+        tensors: Tensors,
+        step_counts: StepCounts,
+        options: Sequence[HyperParameters],
+        amp: Amp,
     ) -> None:
         """``tensors``: what the snapshot has found, kept by the caller until this returns; ``options``: the
         hyper-parameters of each group."""
         if not len(self.launches):
             return
-        next_steps = steps.next(self._host_scalars.places)
+        next_steps = step_counts.next(self._host_scalars.places)
         if self._host_scalars:
             self.launches.set_scalars(*self._host_scalars.of(next_steps, options))
         for scalars in self._device_scalars:
             scalars.update(options)
 
         def count() -> None:
-            steps.set(self._host_scalars.places, next_steps)
+            step_counts.set(self._host_scalars.places, next_steps)
             for scalars in self._device_scalars:
                 scalars.count()
 
@@ -179,7 +187,7 @@ class Plan:
             self._indices[member]: value
             for table, values in self.launches.report(name)
             for member, value, grads in zip(
-                table.members.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
+                table.member_indices.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
             )
             if grads
         }
@@ -204,7 +212,7 @@ def _slots(present: Sequence[Participant], params: list[Tensor], states: States)
             slots.append(Slot(k, NO_GRAD))
             continue
         slots += [Slot(k, PARAM), Slot(k, GRAD)]
-        slots += [Slot(k, name, order[id(param)]) for name in (*p.special.states, "step")]
+        slots += [Slot(k, name, order[id(param)]) for name in (*p.specialized.states, "step")]
     return slots
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Wanted(NamedTuple):
+class ReducedValues(NamedTuple):
     """Values to reduce: ``counts[k]`` of them for the table's k-th parameter, one parameter after the other.
 
     ``read`` and ``write`` are indices into ``memory``: of the local values, and of the results.
@@ -45,9 +45,9 @@ class Wanted(NamedTuple):
         chosen, begin = [np.zeros(0, dtype=np.int64)], 0
         for k, (sharding, count) in enumerate(zip(self.table.shardings, self.counts.tolist(), strict=True)):
             assert sharding is not None
-            if sharding.counts:
+            if sharding.contributes:
                 by_row = self.counts is self.table.all_rows
-                contributed = sharding.first + np.arange(self.table.rows[k]) if by_row else np.arange(count)
+                contributed = sharding.first_row + np.arange(self.table.rows[k]) if by_row else np.arange(count)
                 chosen.append(begin + contributed)
             begin += count
         return np.concatenate(chosen)
@@ -66,22 +66,22 @@ class Exchange(NamedTuple):
 class Reduction:
     """One all-reduce over the processes of a mesh, after ``position``."""
 
-    def __init__(self, position: Position, mesh: DeviceMesh, largest: bool, wanted: Sequence[Wanted]) -> None:
+    def __init__(self, position: Position, mesh: DeviceMesh, largest: bool, reduced: Sequence[ReducedValues]) -> None:
         self.position, self._largest, self._group = position, largest, group_of(mesh)
         # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
-        for values in wanted:
-            names = [(k, values.name) for k in values.table.members.tolist()]
+        for values in reduced:
+            names = [(k, values.name) for k in values.table.member_indices.tolist()]
             sizes |= dict(zip(names, values.counts.tolist(), strict=True))
         ends = np.cumsum([sizes[key] for key in sorted(sizes)]).tolist()
         begins = {key: end - sizes[key] for key, end in zip(sorted(sizes), ends, strict=True)}
-        home, mesh_device = wanted[0].table.home, torch.device(mesh.device_type)
+        home, mesh_device = reduced[0].table.home, torch.device(mesh.device_type)
         self._sums = torch.zeros(ends[-1], dtype=torch.float64, device=home)
         on_mesh = home.type == mesh_device.type
         self._buffer = self._sums if on_mesh else torch.empty_like(self._sums, device=mesh_device)
-        memories = {values.memory.data_ptr(): values.memory for values in wanted}
+        memories = {values.memory.data_ptr(): values.memory for values in reduced}
         self._exchanges = [
-            self._exchange(memory, [values for values in wanted if values.memory.data_ptr() == address], begins)
+            self._exchange(memory, [values for values in reduced if values.memory.data_ptr() == address], begins)
             for address, memory in memories.items()
         ]
 
@@ -107,10 +107,12 @@ class Reduction:
             memory = exchange.memory
             memory[exchange.write] = sums[exchange.write_places].to(memory.device, memory.dtype)
 
-    def _exchange(self, memory: Tensor, wanted: Sequence[Wanted], begins: dict[tuple[int, str], int]) -> Exchange:
+    def _exchange(
+        self, memory: Tensor, reduced: Sequence[ReducedValues], begins: dict[tuple[int, str], int]
+    ) -> Exchange:
         read, read_places, write, write_places = [], [], [], []
-        for values in wanted:
-            pairs = zip(values.table.members.tolist(), values.counts.tolist(), strict=True)
+        for values in reduced:
+            pairs = zip(values.table.member_indices.tolist(), values.counts.tolist(), strict=True)
             places = np.concatenate([begins[member, values.name] + np.arange(count) for member, count in pairs])
             chosen = values.contributed()
             read.append(values.read[chosen])
@@ -124,45 +126,47 @@ class Reduction:
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     """The reductions of a step, in an order that is the same on every process."""
-    found: dict[tuple[Position, bool, DeviceMesh], list[Wanted]] = {}
+    found: dict[tuple[Position, bool, DeviceMesh], list[ReducedValues]] = {}
     begun: set[int] = set()
-    for position, largest, wanted in sorted(_wanted(tables), key=lambda item: item[0]):
-        mesh = wanted.table.mesh
+    for position, largest, values in sorted(_reduced_values(tables), key=lambda item: item[0]):
+        mesh = values.table.mesh
         assert mesh is not None
         together = found.setdefault((position, largest, mesh), [])
-        if id(wanted.table) not in begun:  # its first reduction also counts the processes that have a gradient
-            begun.add(id(wanted.table))
-            together.append(_by_tensor(wanted.table, HAS_GRAD, GRADS_ANYWHERE))
-        together.append(wanted)
+        if id(values.table) not in begun:  # its first reduction also counts the processes that have a gradient
+            begun.add(id(values.table))
+            together.append(_by_tensor(values.table, HAS_GRAD, GRADS_ANYWHERE))
+        together.append(values)
 
-    def order(item: tuple[Any, list[Wanted]]) -> tuple[Position, int, bool]:
-        (position, largest, _), wanted = item
-        return position, min(int(w.table.members.min()) for w in wanted), largest
+    def order(item: tuple[Any, list[ReducedValues]]) -> tuple[Position, int, bool]:
+        (position, largest, _), reduced = item
+        return position, min(int(values.table.member_indices.min()) for values in reduced), largest
 
     return [
-        Reduction(position, mesh, largest, wanted)
-        for (position, largest, mesh), wanted in sorted(found.items(), key=order)
+        Reduction(position, mesh, largest, reduced)
+        for (position, largest, mesh), reduced in sorted(found.items(), key=order)
     ]
 
 
-def _wanted(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, Wanted]]:
+def _reduced_values(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, ReducedValues]]:
     for table in tables:
-        for stage in table.special.stages:
-            for needed in stage.sums:
+        for stage in table.specialized.stages:
+            for summation in stage.sums:
                 # after this phase whole rows have been decided about; sharded rows wait for the other processes
-                when = max(needed.position, Position(needed.position.round, Phase.ROW))
-                if table.is_split and needed.over == "row":
+                when = max(summation.position, Position(summation.position.round, Phase.ROW))
+                if table.splits_rows and summation.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_values[table.special.row_slots[needed.name]]
-                    yield when, needed.largest, Wanted(table, needed.name, memory, table.all_rows, rows, rows)
-                elif table.mesh is not None and not table.is_split and needed.over == "tensor":
-                    yield when, needed.largest, _by_tensor(table, needed.name, needed.name)
+                    memory = table.row_buffers[table.specialized.row_buffer_of[summation.name]]
+                    values = ReducedValues(table, summation.name, memory, table.all_rows, rows, rows)
+                    yield when, summation.largest, values
+                elif table.mesh is not None and not table.splits_rows and summation.over == "tensor":
+                    yield when, summation.largest, _by_tensor(table, summation.name, summation.name)
 
 
-def _by_tensor(table: LaunchTable, term: str, result: str) -> Wanted:
+def _by_tensor(table: LaunchTable, term: str, result: str) -> ReducedValues:
     tensors = len(table.sizes)
-    read, write = (table.at[name] * tensors + np.arange(tensors) for name in (term, result))
-    return Wanted(table, result, table.on_device.view(-1).view(torch.float64), np.ones_like(table.sizes), read, write)
+    read, write = (table.fields[name] * tensors + np.arange(tensors) for name in (term, result))
+    memory = table.on_device.view(-1).view(torch.float64)
+    return ReducedValues(table, result, memory, np.ones_like(table.sizes), read, write)
 
 
 def group_of(mesh: DeviceMesh) -> Any:

@@ -17,7 +17,7 @@ from fusedadam.optimizers import callers, capture, distributed, memory, state_di
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
 from fusedadam.optimizers.group_options import Flags
 from fusedadam.optimizers.stepper import Stepper, Targets
-from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, Rule
 from fusedadam.tensors.shards import local
 from fusedadam.tensors.transfer import capturing
 
@@ -40,14 +40,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     _stepper: Stepper
     _no_steps: str | None = None  # why stepping is refused at the moment
     _in_backward: InBackward | None = None
-    _is_partial = False  # other processes have other parameters of the model
+    _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _is_untrained = False  # a checkpoint has created the states, and no step has been taken since
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "rule"):
             return
-        cls._flags = tuple(name for name in cls.rule.flags if name not in OWN_FLAGS)
+        cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
         states = [role for role in cls.rule.roles if role not in ("param", "grad")]
         if sorted(states) != sorted(getattr(cls, "states", ())):
             raise TypeError(
@@ -62,7 +62,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Params, **options: Any) -> None:
         """``options``: the defaults of all groups."""
-        self._is_partial = callers.zero_creates_optimizer()
+        self._is_under_zero = callers.zero_creates_optimizer()
         self._reset()
         checks.iterable_of_parameters("params", params)
         given: Any = params if isinstance(params, (Tensor, Mapping)) else list(params)
@@ -219,7 +219,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _reset(self) -> None:
         """Forgets earlier steps, so that the next one looks at everything."""
         captured = self._stepper.captured_plans if hasattr(self, "_stepper") else []
-        self._stepper = Stepper(type(self), self._is_partial)
+        self._stepper = Stepper(type(self), self._is_under_zero)
         self._stepper.captured_plans = captured  # a graph may be replayed at any time
         self._is_untrained = False
         if self._in_backward is not None:

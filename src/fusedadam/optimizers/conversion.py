@@ -101,7 +101,10 @@ def convert(
         )
     without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
     # sharded before torch moves it: a device may have no room for the whole
-    sharded = {key: {n: _sharded(n, value, params[key]) for n, value in own.items()} for key, own in states.items()}
+    sharded = {
+        key: {name: _sharded(name, value, params[key]) for name, value in state.items()}
+        for key, state in states.items()
+    }
     return {**state_dict, "state": sharded, "param_groups": without_step}
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
 
 
-def is_waited_for(param: Tensor, special: SpecializedRule) -> bool:
+def is_waited_for(param: Tensor, specialized: SpecializedRule) -> bool:
     """Whether other processes, which have shards of this parameter, wait for this one's contribution to sums.
 
     ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
-    return special.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
+    return specialized.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:
@@ -51,7 +51,7 @@ def check_has_all_averages(optimizer: FusedOptimizer) -> None:
             "FullyShardedDataParallel keeps weights that it has gathered, so averages would not reach the model; shard "
             "it with torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
-    if optimizer._is_partial:
+    if optimizer._is_under_zero:
         raise RuntimeError(
             "ZeroRedundancyOptimizer gives each process some of the parameters, and so only some of the averages; use "
             "EmaAdamW itself, or shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"

@@ -98,7 +98,7 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     seen: set[int] = set()
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table
-        for tensor in (torch.from_numpy(table.words), table.on_device, *table.row_values, *table.partials.values()):
+        for tensor in (torch.from_numpy(table.words), table.on_device, *table.row_buffers, *table.partials.values()):
             if tensor.data_ptr() not in seen:  # on a CPU the words are the table itself
                 seen.add(tensor.data_ptr())
                 yield _tensor(TABLES, tensor)._replace(dtype="")

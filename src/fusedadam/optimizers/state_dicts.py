@@ -84,7 +84,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
 
     def states_of(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
         flags = {flag: bool(optimizer.value(dict(group), flag)) for flag in optimizer._flags}
-        return optimizer.rule.special(flags, param).states
+        return optimizer.rule.specialize(flags, param).states
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
     names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies)

@@ -21,7 +21,7 @@ from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions
-from fusedadam.rules.rule import OWN_FLAGS, HyperParameters, SpecializedRule
+from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -59,14 +59,14 @@ class Prepared(NamedTuple):
 class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
-    ``is_partial``: other processes have other parameters of the model.
+    ``is_under_zero``: a ZeroRedundancyOptimizer has given other parameters of the model to other processes.
     """
 
-    def __init__(self, optimizer: type[FusedOptimizer], is_partial: bool = False) -> None:
+    def __init__(self, optimizer: type[FusedOptimizer], is_under_zero: bool = False) -> None:
         self.plan: Plan | None = None  # of the last step; None if the next one must make another
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
-        self._optimizer, self._is_partial = optimizer, is_partial
+        self._optimizer, self._is_under_zero = optimizer, is_under_zero
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: list[Any] | None = None  # what the plan takes from the groups
@@ -121,16 +121,16 @@ class Stepper:
 
     def has_sums(self, groups: Sequence[Group]) -> bool:
         """Whether a step sums at all, under the present options."""
-        return any(special.has_sums for special in self._specials(groups))
+        return any(specialized.has_sums for specialized in self._specialized_rules(groups))
 
     def has_shared_sums(self, groups: Sequence[Group]) -> bool:
         """Whether a step sums over several parameters, under the present options."""
-        return any(special.shared for special in self._specials(groups))
+        return any(specialized.shared for specialized in self._specialized_rules(groups))
 
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if this process sees only a part of what the rule sums over."""
         self.check_flat_sums(groups, params)
-        if self._is_partial and self.has_shared_sums(groups):
+        if self._is_under_zero and self.has_shared_sums(groups):
             raise ValueError(
                 "ZeroRedundancyOptimizer gives each process some of the parameters, so a norm over several of them is "
                 "not the model's; leave max_grad_norm out (BertAdam: use clip='parameter'), and clip with "
@@ -146,12 +146,13 @@ class Stepper:
                 "use an optimizer, and options, without norms and projections"
             )
 
-    def _specials(self, groups: Sequence[Group]) -> list[SpecializedRule]:
+    def _specialized_rules(self, groups: Sequence[Group]) -> list[SpecializedRule]:
         """The rule as each group uses it for a matrix, the case with the most sums."""
-        names, of_matrices = self._optimizer._flags, dict.fromkeys(OWN_FLAGS, True)
+        names, of_matrices = self._optimizer._flags, dict.fromkeys(PARAM_FLAGS, True)
         flags, _ = self.read(groups)
         return [
-            self._optimizer.rule.special({**dict(zip(names, chosen, strict=True)), **of_matrices}) for chosen in flags
+            self._optimizer.rule.specialize({**dict(zip(names, chosen, strict=True)), **of_matrices})
+            for chosen in flags
         ]
 
     def _counts_on_device(self, groups: Sequence[Group], hyper_parameters: list[HyperParameters], amp: Amp) -> bool:
@@ -182,11 +183,11 @@ class Stepper:
             for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
-                    special = rule.special(chosen, param)
-                    if grad is not None or distributed.is_waited_for(param, special):
+                    specialized = rule.specialize(chosen, param)
+                    if grad is not None or distributed.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
                         new_state = functools.partial(self._new_state, param, group)
-                        participants.append(Participant(param, grad, index, k, special, backend, new_state))
+                        participants.append(Participant(param, grad, index, k, specialized, backend, new_state))
                 index += 1
         return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
 

@@ -295,8 +295,8 @@ class Lowering(ast.NodeTransformer):
 def _has_sums(function: FunctionType) -> bool:
     """Whether a helper sums, in its own code or through another helper."""
     used = [function.__globals__.get(name) for name in function.__code__.co_names]
-    helpers = [one for one in used if isinstance(one, FunctionType) and one not in OPS.values()]
-    return any(one in SUMS or _has_sums(one) for one in helpers)
+    called = [f for f in used if isinstance(f, FunctionType) and f not in OPS.values()]
+    return any(f in SUMS or _has_sums(f) for f in called)
 
 
 def call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -100,7 +100,7 @@ class _Placer:
         kinds = lowering.source.kinds
         scalars, self.roles = ([n for n, k in kinds.items() if k == kind] for kind in ("Scalar", "Value"))
         self.sum_calls = lowering.sums
-        self.by_rows = any(one.op is row_sum for one in lowering.sums.values())
+        self.by_rows = any(written.op is row_sum for written in lowering.sums.values())
         self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
         self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
         self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in self.roles}
@@ -161,7 +161,7 @@ class _Placer:
         if isinstance(node, ast.Compare) or any(calls(node, name) for name in self.conditions):
             return True
         chosen = operands[1:] if calls(node, "where") else operands  # where(condition, a, b) is what a and b are
-        return (isinstance(node, ast.BinOp) or calls(node, "where")) and all(one.is_condition for one in chosen)
+        return (isinstance(node, ast.BinOp) or calls(node, "where")) and all(placed.is_condition for placed in chosen)
 
     def named(self, value: ast.expr, placed: Placed) -> ast.Name:
         return value if isinstance(value, ast.Name) else ast.Name(self.define(["value"], value, placed)[0])
@@ -201,7 +201,7 @@ class _Placer:
             values={name: placed for name, placed in self.values.items() if name in needed},
             statements=[s for s in self.statements if needed & set(s.targets)],
             computed_by={name: statement for name, statement in self.computed_by.items() if name in needed},
-            sums=[one for one in self.sums.values() if one.name in needed],
+            sums=[s for s in self.sums.values() if s.name in needed],
             stored=stored,
             reports=reports,
         )
@@ -209,17 +209,17 @@ class _Placer:
 
 def _as_late_as_possible(placement: Placement) -> Placement:
     """Sums are taken just before they are needed: in a round that visits the same roles anyway."""
-    values, sums = dict(placement.values), {one.name: one for one in placement.sums}
-    for one in reversed([one for one in placement.sums if one.over in FINENESS]):
+    values, sums = dict(placement.values), {s.name: s for s in placement.sums}
+    for summation in reversed([s for s in placement.sums if s.over in FINENESS]):
         needed_at = [
-            values[n].position for n, statement in placement.computed_by.items() if one.name in statement.reads
+            values[n].position for n, statement in placement.computed_by.items() if summation.name in statement.reads
         ]
-        needed_at += [other.position for other in sums.values() if other.term == one.name]
+        needed_at += [other.position for other in sums.values() if other.term == summation.name]
         if needed_at:
-            later = [p for p in one.position.until(min(needed_at)) if p.phase.space == one.of]
-            position = max(later, default=one.position)
-            sums[one.name] = replace(one, position=position)
-            values[one.name] = replace(values[one.name], position=position.next.first_in(one.over))
+            later = [p for p in summation.position.until(min(needed_at)) if p.phase.space == summation.of]
+            position = max(later, default=summation.position)
+            sums[summation.name] = replace(summation, position=position)
+            values[summation.name] = replace(values[summation.name], position=position.next.first_in(summation.over))
     return replace(placement, values=values, sums=list(sums.values()))
 
 

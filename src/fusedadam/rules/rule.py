@@ -52,7 +52,7 @@ from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.rules.positions import Position
-from fusedadam.rules.stages import Staged, split
+from fusedadam.rules.stages import Staged, split_into_stages
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
 
@@ -62,11 +62,11 @@ Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
 
 # Scalars and flags that come from the parameter itself, not from its group.
-OWN_SCALARS: dict[str, Callable[[Tensor], float]] = {
+PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
     "numel": lambda param: param.numel(),
 }
-OWN_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
+PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
 
 
@@ -104,17 +104,17 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
-        self._specials: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
+        self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
-            self.special(dict.fromkeys(self.flags, choice))
+            self.specialize(dict.fromkeys(self.flags, choice))
 
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
         try:
-            tracing.check(self._scalars, [name for name in self.scalar_names if name not in OWN_SCALARS])
+            tracing.check(self._scalars, [name for name in self.scalar_names if name not in PARAM_SCALARS])
         except tracing.NotOnBothSides as error:
             name = getattr(self._scalars, "__name__", "scalars")
             self._function.fail(self._function.tree, f"its scalars, {name}: {error}")
@@ -141,25 +141,25 @@ class Rule:
         """
         order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
         names = self.hyper_parameters
-        scalars = [self.scalars(step=step, **dict(zip(names, own, strict=True))) for own, step in order]
+        scalars = [self.scalars(step=step, **dict(zip(names, options, strict=True))) for options, step in order]
         return scalars, [order[key] for key in keys]
 
-    def special(
+    def specialize(
         self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
     ) -> SpecializedRule:
         """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
         that are stored in the last visit of the elements only (see ``stages.py``)."""
-        own = {} if param is None else {name: ask(param) for name, ask in OWN_FLAGS.items()}
-        decided = {name: bool({**flags, **own}[name]) for name in self.flags}
+        from_param = {} if param is None else {name: ask(param) for name, ask in PARAM_FLAGS.items()}
+        decided = {name: bool({**flags, **from_param}[name]) for name in self.flags}
         key = tuple(decided.values()), frozenset(deferred)
-        if key not in self._specials:
-            special = _specialize(self, decided, key[1])
-            for shared in special.shared:
+        if key not in self._specializations:
+            specialized = _specialize(self, decided, key[1])
+            for shared in specialized.shared:
                 if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
-                    why = f"{special.title}: {shared.name} comes in another round here than under other flags"
+                    why = f"{specialized.title}: {shared.name} comes in another round here than under other flags"
                     self._function.fail(self._function.tree, why)
-            self._specials[key] = special
-        return self._specials[key]
+            self._specializations[key] = specialized
+        return self._specializations[key]
 
 
 def rule(
@@ -173,7 +173,7 @@ def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) 
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
-    staged = split(lowering, body, outputs, owner.reports, deferred)
+    staged = split_into_stages(lowering, body, outputs, owner.reports, deferred)
     elements = [stage for stage in staged.stages if stage.space == "element"]
     read = {name for stage in elements for name in stage.reads}
     asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}

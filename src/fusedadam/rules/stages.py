@@ -19,18 +19,21 @@ from fusedadam.rules.lowering import Lowering, call, define
 from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
 from fusedadam.rules.positions import START, Position
 
-__all__ = ["Stage", "Staged", "Sum", "split"]
+__all__ = ["Stage", "Staged", "Sum", "split_into_stages"]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One visit of all elements, rows or tensors: ``update(*reads, *rows, *scalars)`` returns ``writes`` and terms."""
+    """One visit of all elements, rows or tensors.
+
+    ``update(*reads, *row_values, *scalars)`` returns ``writes``, then the terms of ``sums``.
+    """
 
     position: Position
     space: str
     reads: tuple[str, ...]  # of its own space: roles, values by row, values by tensor
     writes: tuple[str, ...]
-    rows: tuple[str, ...]  # values by row that an element stage reads
+    row_values: tuple[str, ...]  # that an element stage reads
     scalars: tuple[str, ...]  # values by tensor that an element or row stage reads
     sums: tuple[Sum, ...]
     functions: tuple[str, ...]  # helpers first, then ``update``
@@ -42,7 +45,7 @@ class Stage:
     @property
     def in_segments(self) -> bool:
         """Whether the visit goes row by row, or segment by segment, rather than straight through memory."""
-        return bool(self.rows or self.sums)
+        return bool(self.row_values or self.sums)
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,18 @@ class Staged:
     shared: tuple[Sum, ...]  # over groups or over all: they need every launch of a step
     values: tuple[str, ...]  # by tensor, kept on the device
     reports: Mapping[str, str] = field(hash=False)  # name of the report -> value by tensor
-    row_slots: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
+    row_buffer_of: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
 
     @property
     def by_rows(self) -> bool:
-        return bool(self.row_slots)
+        return bool(self.row_buffer_of)
 
     @property
     def has_sums(self) -> bool:
         return any(stage.sums for stage in self.stages)
 
 
-def split(
+def split_into_stages(
     lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str],
     deferred: Collection[str],
 ) -> Staged:  # fmt: skip
@@ -77,7 +80,7 @@ def split(
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
         values=tuple(name for name, placed in placement.values.items() if placed.space == "tensor"),
         reports=placement.reports,
-        row_slots=_row_slots(placement, stages),
+        row_buffer_of=_assign_row_buffers(placement, stages),
     )
 
 
@@ -169,7 +172,7 @@ class _Emitter:
         given = names - computed
         inner = {name for name in given if space == "tensor" or values[name].space == space}
         used_elsewhere = {
-            *(name for stage in elements for name in (*stage.rows, *stage.scalars)),
+            *(name for stage in elements for name in (*stage.row_values, *stage.scalars)),
             *self.placement.reports.values(),
             *(s.term for s in self.placement.sums if s not in sums),
             *(n for name, statement in computed_by.items() if name not in goals for n in statement.reads),
@@ -188,9 +191,9 @@ class _Emitter:
     ) -> Stage:  # fmt: skip
         """``reads`` and ``writes``: names in the code, and what they are called in memory."""
         values = self.values
-        rows = [n for n in values if n in given and values[n].space == "row"]
+        row_values = [n for n in values if n in given and values[n].space == "row"]
         scalars = [n for n in values if n in given and values[n].space in (None, "tensor")]
-        arguments = [*reads, *rows, *scalars]
+        arguments = [*reads, *row_values, *scalars]
         # conditions are kept as 1 and 0
         decoded = [
             ast.Assign([ast.Name(n)], ast.Compare(ast.Name(n), [ast.NotEq()], [_number(0)]))
@@ -203,29 +206,29 @@ class _Emitter:
         ]
         update = define("update", arguments, [*decoded, *body, ast.Return(ast.Tuple(encoded))])
         return Stage(
-            position, space, tuple(reads.values()), tuple(writes.values()), tuple(rows), tuple(scalars), tuple(sums),
-            (*self.helpers, update),
+            position, space, tuple(reads.values()), tuple(writes.values()), tuple(row_values), tuple(scalars),
+            tuple(sums), (*self.helpers, update),
         )  # fmt: skip
 
 
-def _row_slots(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
-    """A value by row takes the slot of one that no later stage reads."""
+def _assign_row_buffers(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
+    """A value by row takes the buffer of one that no later stage reads."""
     sums = {s.name: s.position for s in placement.sums if s.over == "row"}
     written_at, last_read_at = dict(sums), dict[str, Position]()
     for stage in stages:
-        names = stage.rows if stage.space == "element" else stage.reads if stage.space == "row" else ()
+        names = stage.row_values if stage.space == "element" else stage.reads if stage.space == "row" else ()
         last_read_at |= dict.fromkeys(names, stage.position)
         if stage.space == "row":
             written_at |= dict.fromkeys(stage.writes, stage.position)
-    slots: dict[str, int] = {}
-    free_from: list[Position] = []  # of each slot
+    buffer_of: dict[str, int] = {}
+    free_from: list[Position] = []  # of each buffer
     for name in sorted((n for n in placement.values if n in written_at), key=written_at.__getitem__):
         begin = written_at[name]
         # a row stage may write over what it reads; an element stage adds up sums while others are still read
         free = (k for k, since in enumerate(free_from) if since < begin or (since == begin and name not in sums))
-        slots[name] = next(free, len(free_from))
-        free_from[slots[name] : slots[name] + 1] = [last_read_at.get(name, begin)]
-    return slots
+        buffer_of[name] = next(free, len(free_from))
+        free_from[buffer_of[name] : buffer_of[name] + 1] = [last_read_at.get(name, begin)]
+    return buffer_of
 
 
 def _assignment(statement: Statement) -> ast.stmt:

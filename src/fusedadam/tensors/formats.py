@@ -16,9 +16,9 @@ lowered; the eager backend calls it as it stands. It has integer arithmetic only
 bits. Formats that the hardware converts have no codec.
 
 To add a format that is one plain tensor, add it to ``FORMATS``. For formats of several arrays the kernels are ready,
-and the table has a row for each array. Not there yet: an option that chooses one; the creation, snapshot and state
+and the table has a field for each array. Not there yet: an option that chooses one; the creation, snapshot and state
 dicts of the extra arrays; ``Member.formats`` for roles whose dtype does not tell. A role that cannot be read back
-before the last stage is deferred: ``rule.special(deferred=...)``, rules/stages.py.
+before the last stage is deferred: ``rule.specialize(deferred=...)``, rules/stages.py.
 
 The low-memory formats that come next would be written like this:
 
@@ -32,7 +32,7 @@ slice8            Arrays: uint8 by element (``_codes``) and uint8 by block (``_e
 
 Noise is one more argument, ``encode(x, noise)``: a word that a hash, itself a codec function, makes of the element's
 global index and the step's key. It enters where load_store.py of a backend encodes, which knows the index ``_i``; the
-tensor's first index and the key, an integer, become two rows of the table.
+tensor's first index and the key, an integer, become two fields of the table.
 
 An array by block has one word for several elements, and is loaded at ``_i // 32``. Its encode comes in two parts, with
 the largest word of the block taken in between: ``measure(x, noise) -> word``, then ``encode(word, largest)``. The
@@ -99,7 +99,7 @@ class Format:
     arrays: tuple[Array, ...]
     decode: Callable[..., Float] | None = None  # None: the hardware converts
     encode: Callable[[Float], Any] | None = None
-    encode_own: Callable[[Float], Any] | None = None  # a faster encode, for kernels that read this format alone
+    encode_if_sole: Callable[[Float], Any] | None = None  # a faster encode, for kernels that read this format alone
     rounds: bool = False  # encode drops bits of a float32, so float64 must not be rounded to nearest before it
     native_on: tuple[str, ...] = ()  # where the hardware converts nevertheless, with the same bits but for NaN's
 
@@ -108,7 +108,7 @@ class Format:
         return self.decode is None or backend in self.native_on
 
     def array_names(self, role: str) -> tuple[str, ...]:
-        """The tensors of a role, which are also the table's rows of addresses."""
+        """The tensors of a role, which are also the table's fields of addresses."""
         return tuple(role + array.suffix for array in self.arrays)
 
 
@@ -136,8 +136,8 @@ def round_to_odd(x: Float) -> Float:
 
 
 FORMATS: dict[str, Format] = {
-    own.name: own
-    for own in (
+    fmt.name: fmt
+    for fmt in (
         Format("f32", (Array(torch.float32),)),
         Format("f16", (Array(torch.float16),), rounds=True),
         Format(
@@ -153,7 +153,9 @@ FORMATS: dict[str, Format] = {
     )
 }
 # The format of a role that is one plain tensor. A format of several arrays has no dtype of its own.
-FORMAT_OF_DTYPE: dict[torch.dtype, str] = {f.arrays[0].dtype: f.name for f in FORMATS.values() if len(f.arrays) == 1}
+FORMAT_OF_DTYPE: dict[torch.dtype, str] = {
+    fmt.arrays[0].dtype: fmt.name for fmt in FORMATS.values() if len(fmt.arrays) == 1
+}
 
 
 def compute_dtype(param: torch.dtype) -> torch.dtype:

@@ -122,8 +122,8 @@ class Span:
         return np.asarray(SimpleNamespace(__array_interface__=layout))
 
 
-def lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether the elements are stored as with these strides. Those of an empty tensor, or of a dimension of size 1, do
+def has_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the elements are stored with these strides. Those of an empty tensor, or of a dimension of size 1, do
     not matter."""
     if tensor.stride() == strides or tensor.numel() == 0:
         return True

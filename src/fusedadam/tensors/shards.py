@@ -46,7 +46,7 @@ def memory_of(tensor: Any) -> tuple[Any, ...]:
     return shard.device, shard.data_ptr(), shard.dtype, shard.shape, shard.stride()
 
 
-def lies_like(tensor: Any, param: Tensor) -> bool:
+def is_sharded_like(tensor: Any, param: Tensor) -> bool:
     """Whether a tensor is sharded like the parameter, so that their local shards have the same elements."""
     if not is_dtensor(tensor) or not is_dtensor(param):
         return is_dtensor(tensor) == is_dtensor(param)
@@ -57,7 +57,7 @@ def lies_like(tensor: Any, param: Tensor) -> bool:
 
 def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
     """Shards or redistributes a tensor of the whole parameter's shape like the parameter."""
-    if lies_like(tensor, param):
+    if is_sharded_like(tensor, param):
         return tensor
     if not is_dtensor(param):
         return tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
@@ -85,11 +85,11 @@ class Sharding(NamedTuple):
     """How a parameter is sharded over the processes of a mesh."""
 
     mesh: DeviceMesh
-    counts: bool  # this process contributes to sums: of several replicas of a shard, only the first does
-    split: bool  # rows (indices of dimension 0) are themselves sharded; else each row is whole on its process
+    contributes: bool  # this process contributes to sums: of several replicas of a shard, only the first does
+    splits_rows: bool  # rows (indices of dimension 0) are themselves sharded; else each is whole on its process
     strided: bool  # rows are distributed in strides (as FSDP2 does after tensor parallelism)
     rows: int  # of the whole parameter
-    first: int  # the first row of the local shard, unless strided
+    first_row: int  # of the local shard, unless strided
 
 
 def sharding_of(param: Tensor) -> Sharding | None:
@@ -106,16 +106,16 @@ def sharding_of(param: Tensor) -> Sharding | None:
             "a parameter is a DTensor with a Partial placement, which has no value yet; .redistribute() it to Shard or "
             "Replicate"
         )
-    counts, split, strided = True, False, False
-    first, rows = 0, int(param.shape[0])
+    contributes, splits_rows, strided = True, False, False
+    first_row, rows = 0, int(param.shape[0])
     for size, coordinate, placement in zip(mesh.shape, coordinates, placements, strict=True):
         if placement.is_replicate():
-            counts = counts and coordinate == 0
+            contributes = contributes and coordinate == 0
         elif placement.dim == 0:
             strided = strided or type(placement).__name__ != "Shard"
             chunk = -(-rows // size)
             begin = min(coordinate * chunk, rows)
-            first, rows = first + begin, min(chunk, rows - begin)
+            first_row, rows = first_row + begin, min(chunk, rows - begin)
         else:
-            split = True
-    return Sharding(mesh, counts, split, strided, int(param.shape[0]), first)
+            splits_rows = True
+    return Sharding(mesh, contributes, splits_rows, strided, int(param.shape[0]), first_row)

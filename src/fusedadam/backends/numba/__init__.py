@@ -32,7 +32,7 @@ BATCHES = 16  # that each thread takes its chunks in, if all threads are equally
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
-    stages = {stage.position: _prepare_stage(table, stage) for stage in table.special.stages}
+    stages = {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
     def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
         visit, combine = stages[position]
@@ -51,20 +51,20 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
     visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
-    unfinished = [one for one in stage.sums if not table.is_whole(one)]
+    unfinished = [s for s in stage.sums if table.needs_combining(s)]
     if not unfinished:
         return visit, None
-    text = sums.combine(unfinished, table.at, table.formats_of(stage))
+    text = sums.combine(unfinished, table.fields, table.formats_of(stage))
     arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
-    return visit, _call(_compile(f"sums_{table.special.rule.name}", text), arguments, table.words)
+    return visit, _call(_compile(f"sums_{table.specialized.rule.name}", text), arguments, table.words)
 
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     """A stage over elements or rows, divided among threads."""
-    steps = np.full_like(table.sizes, CHUNK)
+    chunk_sizes = np.full_like(table.sizes, CHUNK)
     if stage.in_segments:  # as in the kernel itself
-        steps = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
-    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, steps))
+        chunk_sizes = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
+    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, chunk_sizes))
     worth_threads = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
@@ -96,12 +96,12 @@ def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     return _call(_compile_stage(table, stage, scaled=False), arguments, table.words)
 
 
-def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
-    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
-    arrays = addresses(one, parts)
-    arguments = np.array([*(array.ctypes.data for array in arrays), len(parts)], dtype=np.int64)
-    tables = [part.table.words for own in parts for part in own]
-    return _call(_compile("sums_across", sums.across(one.largest)), arguments, arrays, tables)
+def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
+    """Adds up ``summation`` over each list of terms, and stores the result for each of them."""
+    arrays = addresses(summation, term_lists)
+    arguments = np.array([*(array.ctypes.data for array in arrays), len(term_lists)], dtype=np.int64)
+    tables = [term.table.words for terms in term_lists for term in terms]
+    return _call(_compile("sums_across", sums.across(summation.largest)), arguments, arrays, tables)
 
 
 def _call(function: int, arguments: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
@@ -126,12 +126,12 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
     # everything that the text depends on: functional.py gets here in every call
-    key = (table.special, stage.position, *table.formats.values(), table.compute, *table.at, scaled)
+    key = (table.specialized, stage.position, *table.formats.values(), table.compute, *table.fields, scaled)
     text = _texts.get(key)
     if text is None:
         formats, compute = table.formats_of(stage), table.compute_of(stage)
-        text = _texts[key] = kernel.source(table.special.title, stage, table.at, formats, compute, scaled)
-    return _compile(table.special.rule.name, text)
+        text = _texts[key] = kernel.source(table.specialized.title, stage, table.fields, formats, compute, scaled)
+    return _compile(table.specialized.rule.name, text)
 
 
 _texts: dict[tuple[Any, ...], str] = {}  # of kernels

@@ -38,17 +38,17 @@ BLOCK = 1024  # elements of short rows that are handled together
 
 
 def source(
-    title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool
+    title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool
 ) -> str:
-    """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: gradients are divided by grad_scale."""
+    """``fields``: the table's; ``storage``: the formats of arrays; ``scaled``: gradients are divided by grad_scale."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
-    return "\n".join([title, *_Writer(stage, at, LoadStore(stage, storage, compute), scaled).lines(), ""])
+    return "\n".join([title, *_Writer(stage, fields, LoadStore(stage, storage, compute), scaled).lines(), ""])
 
 
 class _Writer:
-    def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
-        self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
+    def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
+        self.stage, self.fields, self.memory, self.scaled = stage, fields, memory, scaled
 
     def lines(self) -> list[str]:
         stage, compute = self.stage, self.memory.compute
@@ -71,7 +71,7 @@ class _Writer:
         ]
 
     def entry(self, name: str) -> str:
-        return f"_table, {self.at[name]} * _tensors + _t"
+        return f"_table, {self.fields[name]} * _tensors + _t"
 
     def tensors(self) -> list[str]:
         stage = self.stage
@@ -85,9 +85,9 @@ class _Writer:
     def arrays(self) -> list[str]:
         stage = self.stage
         addresses = {
-            name: name for name in (*self.memory.arrays(stage.arrays), *(f"_part_{one.name}" for one in stage.sums))
+            name: name for name in (*self.memory.arrays(stage.arrays), *(f"_part_{s.name}" for s in stage.sums))
         }
-        addresses |= {name: f"_here_{name}" for name in stage.rows}
+        addresses |= {name: f"_here_{name}" for name in stage.row_values}
         by_element = stage.space == "element"
         sizes = {"_size": "_size" if by_element else "_all_rows"}
         if stage.in_segments:
@@ -95,8 +95,8 @@ class _Writer:
             sizes = dict(zip(("_width", "_pieces", "_segments"), of, strict=True))
         return [
             "_next = _end = 0",
-            *(f"_lanes_{one.name} = _new()" for one in stage.sums),
-            *(f"_wide_{row} = _new()" for row in stage.rows),
+            *(f"_lanes_{s.name} = _new()" for s in stage.sums),
+            *(f"_wide_{r} = _new()" for r in stage.row_values),
             "while True:",
             "    if _next == _end:",
             "        _next = take(_counter, _batch)",
@@ -105,9 +105,9 @@ class _Writer:
             "            return",
             "    _t, _first = int64_at(_chunk_tensor, _next), int64_at(_chunk_first, _next)",
             "    _next += 1",
-            *(f"    _at_{name} = int64_at({self.entry(row)})" for name, row in addresses.items()),
+            *(f"    _at_{name} = int64_at({self.entry(field)})" for name, field in addresses.items()),
             *(f"    {name} = scalar({self.entry(name)})" for name in stage.scalars),
-            *(f"    {name} = int64_at({self.entry(row)})" for name, row in sizes.items()),
+            *(f"    {name} = int64_at({self.entry(field)})" for name, field in sizes.items()),
             *indented(4, self.segments() if stage.in_segments else self.straight()),
         ]
 
@@ -130,20 +130,20 @@ class _Writer:
             *(several_rows if segment > BLOCK else one_segment),
             *(
                 line
-                for row in stage.rows
+                for r in stage.row_values
                 for line in (
                     "for _r in range(_count):",
-                    f"    _value = {self.memory.load(row, '_first + _r')}",
+                    f"    _value = {self.memory.load(r, '_first + _r')}",
                     "    for _j in range(_r * _width, (_r + 1) * _width):",
-                    f"        _put(_wide_{row}, _j, _value)",
+                    f"        _put(_wide_{r}, _j, _value)",
                 )
             ),
             "for _j in range(_count * _terms):",
             "    _i = _start + _j",
-            *(f"    {row} = _get(_wide_{row}, _j)" for row in stage.rows),
+            *(f"    {r} = _get(_wide_{r}, _j)" for r in stage.row_values),
             *indented(4, visit),
             # a lane begins at 0: minus zero must not survive here and nowhere else
-            *(f"    _put(_lanes_{one.name}, _j, number(0) + _term_{one.name})" for one in stage.sums),
+            *(f"    _put(_lanes_{s.name}, _j, number(0) + _term_{s.name})" for s in stage.sums),
         ]
         long = [
             f"_count, _stride, _terms = 1, 0, {LANES}",
@@ -151,18 +151,18 @@ class _Writer:
             f"_piece = (_first - _row * _pieces) * {segment}",
             "_start = _row * _width + _piece",
             f"_length = min({segment}, _width - _piece)",
-            *(f"{row} = {self.memory.load(row, '_row')}" for row in stage.rows),
+            *(f"{r} = {self.memory.load(r, '_row')}" for r in stage.row_values),
         ]
         if stage.sums:
-            lane = {one: f"_get(_lanes_{one.name}, _j)" for one in stage.sums}
+            lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
             added = [
-                f"_put(_lanes_{one.name}, _j, "
-                + (f"maximum({lane[one]}, _term_{one.name}))" if one.largest else f"{lane[one]} + _term_{one.name})")
-                for one in stage.sums
+                f"_put(_lanes_{s.name}, _j, "
+                + (f"maximum({lane[s]}, _term_{s.name}))" if s.largest else f"{lane[s]} + _term_{s.name})")
+                for s in stage.sums
             ]
             long += [
                 f"for _j in range({LANES}):",
-                *(f"    _put(_lanes_{one.name}, _j, number(0))" for one in stage.sums),
+                *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
                 f"for _column in range(0, _length, {LANES}):",
                 f"    for _j in range(min({LANES}, _length - _column)):",
                 "        _i = _start + _column + _j",
@@ -182,9 +182,9 @@ class _Writer:
     def finish(self) -> list[str]:
         """Adds up the terms of each row or segment."""
         finished = [
-            f"_store_part(_at__part_{one.name}, _first + _r, {'find_largest' if one.largest else 'add_up'}"
-            f"(_lanes_{one.name}, _r * _stride, _terms, {LANES}, _get, _put))"
-            for one in self.stage.sums
+            f"_store_part(_at__part_{s.name}, _first + _r, {'find_largest' if s.largest else 'add_up'}"
+            f"(_lanes_{s.name}, _r * _stride, _terms, {LANES}, _get, _put))"
+            for s in self.stage.sums
         ]
         return ["for _r in range(_count):", *indented(4, finished)] if finished else []
 
@@ -194,10 +194,10 @@ class _Writer:
         return [
             *(f"{r} = {memory.load(r, '_i')}" for r in stage.reads),
             *(["grad = divide(grad, _grad_scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
+            f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
         ]
 
     def results(self) -> str:
-        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
+        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
         return ", ".join(names) + "," * (len(names) == 1)

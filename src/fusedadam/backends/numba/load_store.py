@@ -13,52 +13,49 @@ class LoadStore(codecs.StageFormats):
     def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str) -> None:
         super().__init__(stage, formats, compute, "numba")
         inputs = {formats[role] for role in stage.reads}
-        self.own = FORMATS[inputs.pop()] if len(inputs) == 1 else None  # the one format of all inputs
+        self.sole_format = FORMATS[inputs.pop()] if len(inputs) == 1 else None  # of all inputs
 
     def head(self) -> list[str]:
         """Functions on memory: floats as the hardware converts them, or words."""
         lines = [f'scalar = load("f64", "{self.compute}")', f'_store_part = store("{self.compute}", "{self.compute}")']
-        for one in self.formats.values():
-            if not one.is_native("numba"):
-                for array in one.arrays:
+        for fmt in self.formats.values():
+            if not fmt.is_native("numba"):
+                for array in fmt.arrays:
                     lines.append(f'_load_{array.word} = load("{array.word}", "int32")')
                     lines.append(f'_store_{array.word} = store("{array.word}", "int32")')
                 continue
-            lines.append(f'_load_{one.name} = load("{one.name}", "{self.compute}")')
-            lines.append(f'_store_{one.name} = store("{one.name}", "{self._given(one)}")')
+            lines.append(f'_load_{fmt.name} = load("{fmt.name}", "{self.compute}")')
+            lines.append(f'_store_{fmt.name} = store("{fmt.name}", "{self._input_type(fmt)}")')
         for r in self.round_trips:
-            if (one := self.formats[r]).is_native("numba"):
+            if (fmt := self.formats[r]).is_native("numba"):
                 lines.append(
-                    f'_there_and_back_{one.name} = stored("{one.name}", "{self._given(one)}", "{self.compute}")'
+                    f'_there_and_back_{fmt.name} = stored("{fmt.name}", "{self._input_type(fmt)}", "{self.compute}")'
                 )
         return list(dict.fromkeys(lines))
 
     def functions(self) -> list[str]:
         """The codecs, and ``_stored_ROLE(x)``."""
-        formats = tuple(self.formats.values())
-        texts = codecs.functions(formats, "numba", self.compute, codecs.WithCalls, self.own)
-        return self.with_round_trips(texts, lambda fmt: f"_there_and_back_{fmt.name}({self._rounded(fmt, 'x')})")
+        texts = self.codec_functions(codecs.WithCalls, self.sole_format)
+        return self.with_round_trips(texts, lambda fmt: f"_there_and_back_{fmt.name}({self.rounded(fmt, 'x')})")
 
     def load(self, name: str, index: str) -> str:
-        one = self.formats[name]
-        if one.is_native("numba"):
-            return f"_load_{one.name}(_at_{name}, {index})"
-        arrays = zip(one.arrays, one.array_names(name), strict=True)
-        return f"_decode_{one.name}({', '.join(f'_load_{array.word}(_at_{own}, {index})' for array, own in arrays)})"
+        fmt = self.formats[name]
+        if fmt.is_native("numba"):
+            return f"_load_{fmt.name}(_at_{name}, {index})"
+        arrays = zip(fmt.arrays, fmt.array_names(name), strict=True)
+        words = (f"_load_{array.word}(_at_{n}, {index})" for array, n in arrays)
+        return f"_decode_{fmt.name}({', '.join(words)})"
 
     def store(self, name: str, index: str, value: str) -> list[str]:
-        one = self.formats[name]
-        if one.is_native("numba"):
-            return [f"_store_{one.name}(_at_{name}, {index}, {self._rounded(one, value)})"]
-        arrays = dict(zip(one.array_names(name), one.arrays, strict=True))
+        fmt = self.formats[name]
+        if fmt.is_native("numba"):
+            return [f"_store_{fmt.name}(_at_{name}, {index}, {self.rounded(fmt, value)})"]
+        arrays = dict(zip(fmt.array_names(name), fmt.arrays, strict=True))
         return [
-            f"{', '.join(f'_word_{own}' for own in arrays)} = _encode_{one.name}({value})",
-            *(f"_store_{array.word}(_at_{own}, {index}, _word_{own})" for own, array in arrays.items()),
+            f"{', '.join(f'_word_{n}' for n in arrays)} = _encode_{fmt.name}({value})",
+            *(f"_store_{array.word}(_at_{n}, {index}, _word_{n})" for n, array in arrays.items()),
         ]
 
-    def _rounded(self, one: Format, x: str) -> str:
-        return codecs.rounded(one, "numba", self.compute, x)
-
-    def _given(self, one: Format) -> str:
+    def _input_type(self, fmt: Format) -> str:
         """The type of what the hardware converts to this format."""
-        return self.compute if self._rounded(one, "x") == "x" else "f32"
+        return self.compute if self.rounded(fmt, "x") == "x" else "f32"

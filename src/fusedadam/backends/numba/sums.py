@@ -23,25 +23,25 @@ def run(_arguments):
 """
 
 
-def combine(sums: Sequence[Sum], at: Mapping[str, int], storage: Mapping[str, str]) -> str:
+def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str, str]) -> str:
     """Over all tensors of a table."""
     lines = [*_unpacked("table", "tensors"), "    for _t in range(_tensors):"]
 
     def entry(name: str) -> str:
-        return f"int64_at(_table, {at[name]} * _tensors + _t)"
+        return f"int64_at(_table, {fields[name]} * _tensors + _t)"
 
-    for one in sums:
-        part, by_row = f"_part_{one.name}", one.over == "row"
-        segments = "_row_segments" if one.of == "row" else "_segments"
+    for summation in sums:
+        partial, by_row = f"_part_{summation.name}", summation.over == "row"
+        segments = "_row_segments" if summation.of == "row" else "_segments"
         lines += [
-            f"        _from, _count = {entry(part)}, {entry('_pieces' if by_row else segments)}",
+            f"        _from, _count = {entry(partial)}, {entry('_pieces' if by_row else segments)}",
             f"        for _r in range({entry('_rows') if by_row else 1}):",
-            *indented(12, _sum(f"load_{storage[part]}(_from, _r * _count + _k)", one.largest)),
-            f"            store_{storage[one.name]}({entry('_here_' + one.name)}, _r, _sum)"
+            *indented(12, _sum(f"load_{storage[partial]}(_from, _r * _count + _k)", summation.largest)),
+            f"            store_{storage[summation.name]}({entry('_here_' + summation.name)}, _r, _sum)"
             if by_row
-            else f"            store_f64(_table, {at[one.name]} * _tensors + _t, _sum)",
+            else f"            store_f64(_table, {fields[summation.name]} * _tensors + _t, _sum)",
         ]
-    return "\n".join([f"# the sums {', '.join(one.name for one in sums)}", _HEAD.strip("\n"), *lines, ""])
+    return "\n".join([f"# the sums {', '.join(s.name for s in sums)}", _HEAD.strip("\n"), *lines, ""])
 
 
 def across(largest: bool) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fusedadam import generated
 from fusedadam.backends.triton import kernel, ops, sums
-from fusedadam.engine.backend import SharedTerm, addresses
+from fusedadam.engine.backend import Action, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
@@ -55,7 +55,6 @@ WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time
 
-Run = Callable[[], None]
 Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 
@@ -64,23 +63,23 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
     runs = {
         stage.position: [
             *_stage(table, stage, chunks),
-            *_combine(table, [s for s in stage.sums if not table.is_whole(s)]),
+            *_combine(table, [s for s in stage.sums if table.needs_combining(s)]),
         ]
-        for stage in table.special.stages
+        for stage in table.specialized.stages
     }
 
-    def runner(own: Sequence[Run]) -> Callable[[Sequence[Roles]], None]:
+    def runner(launches: Sequence[Action]) -> Callable[[Sequence[Roles]], None]:
         def run(_: Sequence[Roles]) -> None:
             with _current(table.device):
-                for launch in own:
+                for launch in launches:
                     launch()
 
         return run
 
-    return {position: runner(own) for position, own in runs.items()}
+    return {position: runner(launches) for position, launches in runs.items()}
 
 
-def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
+def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
     tensors = table.words.shape[1]
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
@@ -93,12 +92,12 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
     widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
     done = np.zeros(tensors, dtype=bool)
     for longest, row_tile in ROW_TILES.items():
-        mine = ~done & (widths <= (longest or widths.max(initial=0)))
-        done |= mine
+        served = ~done & (widths <= (longest or widths.max(initial=0)))
+        done |= served
         key = (stage.space, row_tile)  # several stages go by the same chunks
         if key not in chunks:
-            steps = np.full(tensors, row_tile.rows * row_tile.run)
-            chunks[key] = _sent(table, *table.chunks(stage, steps, only=mine))
+            chunk_sizes = np.full(tensors, row_tile.rows * row_tile.run)
+            chunks[key] = _sent(table, *table.chunks(stage, chunk_sizes, only=served))
         if len(chunks[key][0]):
             shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
             launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), shape, warps=1))
@@ -107,7 +106,7 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Run]:
 
 def _launch(
     table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
-) -> Run:
+) -> Action:
     if not programs:
         return lambda: None
     common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
@@ -120,8 +119,8 @@ def _launch(
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
-        text = kernel.source(table.special.title, stage, table.at, storage, compute, scaled, ops.INTERPRETED)
-        return _compile(table.special.rule.name, text)
+        text = kernel.source(table.specialized.title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED)
+        return _compile(table.specialized.rule.name, text)
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
 
@@ -140,41 +139,41 @@ def _launch(
     return run
 
 
-def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Run]:
+def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Action]:
     """A launch for each kind of sum: segments into rows, segments into tensors."""
     launches = []
-    for kind in dict.fromkeys((one.over, one.largest) for one in unfinished):
-        own = [one for one in unfinished if (one.over, one.largest) == kind]
+    for kind in dict.fromkeys((s.over, s.largest) for s in unfinished):
+        alike = [s for s in unfinished if (s.over, s.largest) == kind]
         over, largest = kind
         result = "_here_" if over == "row" else ""
-        rows = [(table.at[f"_part_{one.name}"], table.at[result + one.name]) for one in own]
-        plan = sent(np.array(rows, dtype=np.int64), table.device)
-        element = own[0].of == "element"
+        fields = [(table.fields[f"_part_{s.name}"], table.fields[result + s.name]) for s in alike]
+        sum_fields = sent(np.array(fields, dtype=np.int64), table.device)
+        element = alike[0].of == "element"
         dtype = tl.float32 if element and table.compute == "f32" else tl.float64
         tensors = table.words.shape[1]
         if over == "row":
             lanes = _lanes(int(table.pieces.max()))
-            tensor, first = _sent(table, *table.split(table.rows, np.full(tensors, UPPER_LANES // lanes)))
+            tensor, first = _sent(table, *table.in_chunks(table.rows, np.full(tensors, UPPER_LANES // lanes)))
             shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
-            arguments: tuple[Any, ...] = (table.on_device, tensors, plan, tensor, first, table.at["_rows"])
-            arguments += (table.at["_pieces"], *shape)
-            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(own), 1), arguments, 4))
+            arguments: tuple[Any, ...] = (table.on_device, tensors, sum_fields, tensor, first, table.fields["_rows"])
+            arguments += (table.fields["_pieces"], *shape)
+            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
         else:
-            lanes = _lanes(int(table.segments[own[0].of].max()))
-            count = table.at["_segments" if element else "_row_segments"]
+            lanes = _lanes(int(table.segments[alike[0].of].max()))
+            count_field = table.fields["_segments" if element else "_row_segments"]
             numbers = table.on_device.view(torch.float64)
-            arguments = (table.on_device, numbers, tensors, plan, count, dtype, lanes, _log(lanes), largest)
-            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(own), 1), arguments, 4))
+            arguments = (table.on_device, numbers, tensors, sum_fields, count_field, dtype, lanes, _log(lanes), largest)
+            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
     return launches
 
 
-def sum_across(one: Sum, parts: Sequence[Sequence[SharedTerm]]) -> Run:
-    """Adds up ``one`` over each list of terms, and stores the result for each of them."""
-    device = parts[0][0].table.device
-    terms, results, begins = (sent(array, device) for array in addresses(one, parts))
-    lanes = _lanes(max(map(len, parts)))
-    arguments = (terms, results, begins, lanes, _log(lanes), one.largest)
-    ready = _ready(device, sums.across, (len(parts), 1, 1), arguments, 4)
+def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Action:
+    """Adds up ``summation`` over each list of terms, and stores the result for each of them."""
+    device = term_lists[0][0].table.device
+    terms, results, begins = (sent(array, device) for array in addresses(summation, term_lists))
+    lanes = _lanes(max(map(len, term_lists)))
+    arguments = (terms, results, begins, lanes, _log(lanes), summation.largest)
+    ready = _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4)
 
     def run() -> None:
         with _current(device):

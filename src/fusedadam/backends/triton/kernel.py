@@ -19,21 +19,21 @@ ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, fou
 
 
 def source(
-    title: str, stage: Stage, at: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
+    title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     interpreted: bool
 ) -> str:  # fmt: skip
-    """``at``: the table's rows; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
+    """``fields``: the table's; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     memory = LoadStore(stage, storage, compute, interpreted)
-    return "\n".join([title, *_Writer(stage, at, memory, scaled and stage.space == "element").lines(), ""])
+    return "\n".join([title, *_Writer(stage, fields, memory, scaled and stage.space == "element").lines(), ""])
 
 
 class _Writer:
-    def __init__(self, stage: Stage, at: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
-        self.stage, self.at, self.memory, self.scaled = stage, at, memory, scaled
+    def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
+        self.stage, self.fields, self.memory, self.scaled = stage, fields, memory, scaled
         self.compute = TYPES[memory.compute]
-        self.parts = [f"_part_{one.name}" for one in stage.sums]
+        self.partial_fields = [f"_part_{s.name}" for s in stage.sums]
 
     def lines(self) -> list[str]:
         stage, functions = self.stage, self.memory.functions()
@@ -57,10 +57,10 @@ class _Writer:
         ]
 
     def entry(self, name: str, table: str = "table") -> str:
-        return f"tl.load({table} + {self.at[name]} * tensors + _t)"
+        return f"tl.load({table} + {self.fields[name]} * tensors + _t)"
 
     def tensors(self) -> list[str]:
-        places = {name: f"numbers + {self.at[name]} * tensors + _t" for name in self.stage.arrays}
+        places = {name: f"numbers + {self.fields[name]} * tensors + _t" for name in self.stage.arrays}
         return [
             "_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "_live = _t < tensors",
@@ -83,8 +83,8 @@ class _Writer:
             f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
-            *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.parts)),
-            *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.rows),
+            *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.partial_fields)),
+            *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.row_values),
             *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
             f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
             *(self.segments() if stage.in_segments else self.straight()),
@@ -142,29 +142,31 @@ class _Writer:
             "            _i = _start[:, None] + _j",
             "            _live = (_j < _longest) & _live_row[:, None]",
             *indented(12, self.visit(mask=", mask=_live")),
-            *(f"            _term_{one.name} = tl.where(_live, _term_{one.name}, 0.0)" for one in stage.sums),
+            *(f"            _term_{s.name} = tl.where(_live, _term_{s.name}, 0.0)" for s in stage.sums),
             *indented(12, self.add()),
             *(
-                f"    tl.store(_at__part_{one.name}.to(tl.pointer_type({self.compute})) + _k, "
-                f"fold(_lanes_{one.name}, ROWS, LANES, LOG, {one.largest}), mask=_live_row)"
-                for one in stage.sums
+                f"    tl.store(_at__part_{s.name}.to(tl.pointer_type({self.compute})) + _k, "
+                f"fold(_lanes_{s.name}, ROWS, LANES, LOG, {s.largest}), mask=_live_row)"
+                for s in stage.sums
             ),
         ]
 
     def rows_and_lanes(self) -> list[str]:
         """The values by row of these rows, and lanes for what is summed over them."""
-        places = {r: {own: f"{at} + _row" for own, at in self.memory.pointers(r).items()} for r in self.stage.rows}
+        places = {
+            r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in self.stage.row_values
+        }
         mask = ", mask=_live_row, other=0"
         return [
-            *(f"{r} = {self.memory.load(r, at, mask)}[:, None]" for r, at in places.items()),
-            *(f"_lanes_{one.name} = tl.zeros((ROWS, LANES), {self.compute})" for one in self.stage.sums),
+            *(f"{r} = {self.memory.load(r, pointers, mask)}[:, None]" for r, pointers in places.items()),
+            *(f"_lanes_{s.name} = tl.zeros((ROWS, LANES), {self.compute})" for s in self.stage.sums),
         ]
 
     def add(self) -> list[str]:
         def joined(lanes: str, term: str, largest: bool) -> str:
             return f"{lanes} = maximum({lanes}, {term})" if largest else f"{lanes} = {lanes} + {term}"
 
-        return [joined(f"_lanes_{one.name}", f"_term_{one.name}", one.largest) for one in self.stage.sums]
+        return [joined(f"_lanes_{s.name}", f"_term_{s.name}", s.largest) for s in self.stage.sums]
 
     def pointers(self, aligned: bool) -> list[str]:
         plain = {name: raw for r in self.stage.arrays for name, raw in self.memory.pointers(r).items()}
@@ -178,10 +180,10 @@ class _Writer:
         return [
             *(f"{r} = {memory.load(r, places[r], mask + other)}" for r in stage.reads),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join([*stage.reads, *stage.rows, *stage.scalars])})",
+            f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
         ]
 
     def results(self) -> str:
-        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{one.name}" for one in self.stage.sums)]
+        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
         return ", ".join(names) + "," * (len(names) == 1)

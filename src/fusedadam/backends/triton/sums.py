@@ -21,44 +21,44 @@ def added(lanes, terms, LARGEST: tl.constexpr):
     return result
 
 
-@triton.jit(do_not_specialize=["tensors", "count_row"])
+@triton.jit(do_not_specialize=["tensors", "count_field"])
 def combine_tensors(
     table,
     numbers,
     tensors,
-    sums,
-    count_row,
+    sum_fields,
+    count_field,
     KIND: tl.constexpr,
     LANES: tl.constexpr,
     LOG: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """One program a tensor and sum; ``sums`` has for each the rows of its segments' addresses and of its result."""
+    """One program a tensor and sum; ``sum_fields``: for each, the fields of its segments' addresses and its result."""
     t = tl.program_id(0)
-    one = tl.program_id(1)
-    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
-    count = tl.load(table + count_row * tensors + t)
+    s = tl.program_id(1)
+    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    count = tl.load(table + count_field * tensors + t)
     lanes = tl.zeros((1, LANES), tl.float64)
     for begin in range(0, count, LANES):
         k = begin + tl.arange(0, LANES)[None, :]
         lanes = added(lanes, tl.load(segments + k, mask=k < count, other=0).to(tl.float64), LARGEST)
-    result = numbers + tl.load(sums + 2 * one + 1) * tensors + t
+    result = numbers + tl.load(sum_fields + 2 * s + 1) * tensors + t
     tl.store(result + tl.arange(0, 1), fold(lanes, 1, LANES, LOG, LARGEST))
 
 
-@triton.jit(do_not_specialize=["tensors", "rows_row", "pieces_row"])
+@triton.jit(do_not_specialize=["tensors", "rows_field", "pieces_field"])
 def combine_rows(
-    table, tensors, sums, chunk_tensor, chunk_first, rows_row, pieces_row,
+    table, tensors, sum_fields, chunk_tensor, chunk_first, rows_field, pieces_field,
     KIND: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """One program for some rows of a tensor, and a sum."""
     t = tl.load(chunk_tensor + tl.program_id(0))
-    one = tl.program_id(1)
-    segments = tl.load(table + tl.load(sums + 2 * one) * tensors + t).to(tl.pointer_type(KIND))
-    results = tl.load(table + tl.load(sums + 2 * one + 1) * tensors + t).to(tl.pointer_type(KIND))
-    count = tl.load(table + pieces_row * tensors + t)
+    s = tl.program_id(1)
+    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    count = tl.load(table + pieces_field * tensors + t)
     row = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, ROWS)
-    live = row < tl.load(table + rows_row * tensors + t)
+    live = row < tl.load(table + rows_field * tensors + t)
     lanes = tl.zeros((ROWS, LANES), tl.float64)
     for begin in range(0, count, LANES):
         k = begin + tl.arange(0, LANES)[None, :]

@@ -16,7 +16,7 @@ def bytes_moved(optimizer: FusedOptimizer) -> int:
     moved = 0
     for group, own in zip(optimizer.param_groups, flags, strict=True):
         for param in group["params"]:
-            special = optimizer.rule.special(dict(zip(optimizer._flags, own, strict=True)), param)
+            special = optimizer.rule.specialize(dict(zip(optimizer._flags, own, strict=True)), param)
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
             for stage in special.stages:
                 if stage.space == "element":

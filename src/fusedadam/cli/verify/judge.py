@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules.clipping import clip_factor
-from fusedadam.rules.rule import OWN_FLAGS, OWN_SCALARS, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 from fusedadam.tensors.formats import compute_dtype
 
 F64 = torch.float64
@@ -58,7 +58,7 @@ def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: i
 
 
 def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars: Roles) -> Iterator[Verdict]:
-    special = rule.special(member.flags, member.before["param"])
+    special = rule.specialize(member.flags, member.before["param"])
     elements = [stage for stage in special.stages if stage.space == "element"]
     early = [role for stage in elements[:-1] for role in stage.writes if role in special.states]
     expected = _exact(rule, clipped, scalars)
@@ -81,9 +81,9 @@ def _scalars(rule: Rule, options: Mapping[str, Any], step: int) -> dict[str, Ten
 
 def _exact(rule: Rule, member: Member, scalars: Roles) -> dict[str, Tensor]:
     param = member.before["param"]
-    own = {name: torch.tensor(float(ask(param)), dtype=F64) for name, ask in OWN_SCALARS.items()}
+    own = {name: torch.tensor(float(ask(param)), dtype=F64) for name, ask in PARAM_SCALARS.items()}
     numbers = {**scalars, **own}
-    flags = {**member.flags, **{name: ask(param) for name, ask in OWN_FLAGS.items()}}
+    flags = {**member.flags, **{name: ask(param) for name, ask in PARAM_FLAGS.items()}}
     new = rule(
         **{name: member.before[name].double() if name in member.before else None for name in rule.roles},
         **{name: numbers[name] for name in rule.scalar_names},
