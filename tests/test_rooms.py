@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src/fusedadam"
 # each imports only from the ones before it
 ORDER = [
-    "machine", "generated",  # leaves
+    "compat", "machine", "generated",  # leaves
     "tensors", "checks", "rules", "schedules", "engine", "backends",
     "optimizers", "clipping", "functional", "in_backward", "__init__", "ascend", "cli", "__main__",
 ]  # fmt: skip

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fusedadam import compat
 from tests.distributed.follow import assert_states_lie_like
 from tests.distributed.parts import digest, mesh_of
 from tests.distributed.test_backward import Block, batch, loss_of, make, model
@@ -141,7 +142,7 @@ def tied() -> None:
     fully_shard(net, mesh=mesh_of(2))
     opt = make("EmaAdamW", net.parameters())
     for p in net.parameters():
-        p.grad = distribute_tensor(torch.ones(4, 4), mesh_of(2), [Shard(0)], src_data_rank=None)
+        p.grad = compat.distribute(torch.ones(4, 4), mesh_of(2), [Shard(0)])
     opt.step()
     mine = opt.ema_state_dict(net)
     assert mine["0.weight"] is mine["1.weight"]

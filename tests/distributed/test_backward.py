@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from fusedadam import compat
 from tests.distributed.parts import mesh_of
 from tests.distributed.reference import OPTIMIZERS
 from tests.meaning.by_hand import largest_cosine
@@ -109,7 +110,7 @@ def train_tensor_parallel(optimizer: str) -> bool:
     params = list(net.parameters())
     opt, projections = make(optimizer, params), []
     for step in range(STEPS):
-        x = distribute_tensor(batch(step), mesh, [Shard(1)], src_data_rank=None)
+        x = compat.distribute(batch(step), mesh, [Shard(1)])
         opt.zero_grad()
         loss_of(net(x), x).backward()
         partial = net.norm.weight.grad.placements[0].is_partial()  # type: ignore[union-attr]

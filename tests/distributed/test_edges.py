@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import fusedadam
+from fusedadam import compat
 from tests.distributed.follow import follow
 from tests.distributed.parts import S0, S1, R, digest, fitting, from_part, here, mesh_of, parameter, part_of
 from tests.distributed.reference import make, one_process
@@ -291,7 +292,7 @@ def parts_by_hand() -> None:
         whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
         for own in itertools.product((R, S0, S1), repeat=2):
             placements = [fitting(p, whole.dim()) for p in own]
-            theirs = distribute_tensor(whole, mesh_of(2, 2), placements, src_data_rank=None)
+            theirs = compat.distribute(whole, mesh_of(2, 2), placements)
             assert torch.equal(part_of(whole, mesh_of(2, 2), placements), here(theirs)), (shape, own)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial
 
 import fusedadam
+from fusedadam import compat
 from tests.distributed.collectives import Collectives
 from tests.distributed.parts import S0, S1, R, divided_like, mesh_of, parameter
 from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, make
@@ -214,7 +215,7 @@ def test_partial_gradients_are_added_up(two):
 def count_others() -> list[list[str]]:
     found = []
     value = torch.ones(4, 4)
-    whole = distribute_tensor(value, mesh_of(2), [S0], src_data_rank=None)
+    whole = compat.distribute(value, mesh_of(2), [S0])
     for work in (
         lambda: dist.all_reduce(torch.ones(2)),
         lambda: dist.broadcast(torch.ones(2), 0),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fusedadam
+from fusedadam import compat
 from tests.distributed.world import World
 from tests.gpu.test_gpu import OPTIMIZERS
 
@@ -32,10 +33,10 @@ def values(seed, shapes=SHAPES):
 
 
 def divided(tensors, mesh, dim):
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard
 
     placed = [[Shard(dim)] if t.dim() > dim else [Replicate()] for t in tensors]
-    return [distribute_tensor(t.cuda(), mesh, p, src_data_rank=None) for t, p in zip(tensors, placed, strict=True)]
+    return [compat.distribute(t.cuda(), mesh, p) for t, p in zip(tensors, placed, strict=True)]
 
 
 def train(optimizer, params, steps, place):

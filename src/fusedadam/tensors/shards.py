@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from fusedadam import compat
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -64,11 +66,8 @@ def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
     if is_dtensor(tensor) and tensor.device_mesh == mesh:  # type: ignore[attr-defined]
         return tensor.redistribute(placements=placements)  # type: ignore[attr-defined, no-any-return]
-    from torch.distributed.tensor import distribute_tensor
-
     whole = tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    # src_data_rank=None: every process has the whole tensor, takes its own shard, and sends nothing
-    return distribute_tensor(whole.to(param.device), mesh, placements, src_data_rank=None)
+    return compat.distribute(whole.to(param.device), mesh, placements)
 
 
 def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
