@@ -241,7 +241,7 @@ def read_until(terminal: int, text: str | None, seconds: float) -> str:
         (["--device", "toaster"], "'toaster' cannot be used here"),
         (["--add-peer", "AdamW=mine"], "'AdamW=mine' must be OPTIMIZER=MODULE:NAME"),
         (["--add-peer", "Lion=mine:Lion"], "must be OPTIMIZER=MODULE:NAME"),
-        (["--from", "nowhere.pt"], "--from: nowhere.pt does not exist"),
+        (["--from", "nowhere.pt"], "--from: nowhere.pt is not a file"),
         (["--output", os.devnull], "cannot be made"),
     ],
 )
