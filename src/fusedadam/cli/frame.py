@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from fusedadam.machine import processor
+
 FINE, WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130  # the last is what a shell reports for Ctrl-C
 WIDTH = 100  # of descriptions
 EXIT_CODES = "exit codes:\n  0 fine, 1 found something wrong or failed, 2 bad usage, 130 interrupted (Ctrl-C)"
@@ -68,6 +70,15 @@ def devices() -> list[Any]:
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     others = [] if kind is None else [torch.device(kind.type, k) for k in range(torch.accelerator.device_count())]
     return [torch.device("cpu"), *others]
+
+
+def device_name(device: Any) -> str:
+    import torch
+
+    if device.type == "cpu":
+        return processor()
+    properties: Any = getattr(getattr(torch, device.type, None), "get_device_properties", lambda _: None)(device)
+    return str(getattr(properties, "name", device.type))
 
 
 def whole(low: int, why: str = "") -> Callable[[str], int]:
