@@ -50,21 +50,18 @@ def main(arguments: Sequence[str]) -> int:
         command=shlex.join(["python", "-m", "fusedadam", "bench", *arguments]),
         began=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-    stopped: KeyboardInterrupt | None = None
-    with frame.text_on_stderr(options.json):
-        try:
+    try:
+        with frame.text_on_stderr(options.json):
             run(options, found)
-            found.complete = True
-        except KeyboardInterrupt as interrupted:
-            stopped = interrupted
+        found.complete = True
+    finally:  # after Ctrl-C, with what there is
         found.seconds = time.perf_counter() - began
-        if found.results:
-            report.show(found)
-            write(found, options.output)
-    if options.json:
-        frame.print_json(found.as_json())
-    if stopped is not None:
-        raise stopped
+        with frame.text_on_stderr(options.json):
+            if found.results:
+                report.show(found)
+                write(found, options.output)
+        if options.json:
+            frame.print_json(found.as_json())
     return frame.WRONG if found.our_failures else frame.FINE
 
 
@@ -104,8 +101,8 @@ def look(device: str) -> dict[str, Any]:
 
 
 def free_bytes(device: str) -> int:
-    if device != "cpu":
-        torch.cuda.empty_cache()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # which look() has filled
         return torch.cuda.mem_get_info(device)[0]
     found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()) if sys.platform == "linux" else None
     return 4 * 2**30 if found is None else 1024 * int(found[1])

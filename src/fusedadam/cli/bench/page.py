@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.resources
+import string
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -56,47 +57,31 @@ def title_of(report: Report) -> str:
 
 
 def page(report: Report, picture: bytes | None) -> str:
+    """``page.html`` with what was measured."""
     machine = report.machine
     threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
-    stopped = "" if report.complete else '<p class="warning">Stopped before everything was measured.</p>'
     encoded = base64.b64encode(picture or b"").decode()
-    chart = f'<img alt="Bars" src="data:image/png;base64,{encoded}"/>' if picture else charts.MISSING
-    style = importlib.resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    title = escape(title_of(report))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p class="muted">{escape(machine["device"])}{threads}, a large copy moves {machine["copy_gb_s"]:.0f} GB/s.
-{escape(", ".join(f"{name} {version}" for name, version in report.versions.items()))}. {escape(report.began)}</p>
-{stopped}</header>
-<section>{chart}</section>
-{"".join(_panel(*panel) for panel in report.panels().items())}
-<section><h2>How to read it</h2>
-<p>Each implementation runs in its own process, and they take turns, so that other programs slow all of them alike.
-Read the ratios: "time against ours" is above 1 where ours is faster. "ms" is the median of a whole optimizer.step(),
-"of copy" the bandwidth of the bytes that a step must move, in percent of a large copy's.</p>
-{"".join(f"<p>{escape(note)}</p>" for note in report.notes())}
-</section>
-<p class="muted"><code>{escape(report.command)}</code> took {report.seconds:.0f} seconds.</p>
-</body>
-</html>
-"""
+    template = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return string.Template(template).substitute(
+        title=escape(title_of(report)),
+        device=escape(machine["device"] + threads),
+        speed=f"{machine['copy_gb_s']:.0f}",
+        versions=escape(", ".join(f"{name} {version}" for name, version in report.versions.items())),
+        began=escape(report.began),
+        stopped="" if report.complete else '<p class="warning">Stopped before everything was measured.</p>',
+        chart=f'<img alt="Bars" src="data:image/png;base64,{encoded}"/>' if picture else charts.MISSING,
+        panels="".join(_panel(*panel) for panel in report.panels().items()),
+        notes="".join(f"<p>{escape(note)}</p>" for note in report.notes()),
+        command=escape(report.command),
+        seconds=f"{report.seconds:.0f}",
+    )
 
 
 def _panel(title: str, rows: list[Result]) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("optimizer", *COLUMNS))
     body = "".join(map(_row, rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<section><h2>{title}</h2>{table}</section>"
+    return f"<section><h2>{escape(title)}</h2>{table}</section>"
 
 
 def _row(r: Result) -> str:

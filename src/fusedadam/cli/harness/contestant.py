@@ -1,13 +1,13 @@
-"""One implementation of an optimizer that steps over a set of parameters, and a large copy to compare it with."""
+"""One implementation of an optimizer that steps over a set of parameters, a large copy, and the bytes of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fusedadam.cli.harness import traffic
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
 from fusedadam.optimizers.base import FusedOptimizer
@@ -29,10 +29,54 @@ class Contestant:
         self.step = Timer(self.optimizer.step, self.device, self.seconds)
         copy, self.copied = large_copy(self.device)
         self.copy = Timer(copy, self.device, self.seconds / 4)
-        moved = traffic.bytes_moved(self.optimizer) if isinstance(self.optimizer, FusedOptimizer) else None
-        return moved, traffic.state_bytes(self.optimizer, params)
+        moved = bytes_moved(self.optimizer) if isinstance(self.optimizer, FusedOptimizer) else None
+        return moved, state_bytes(self.optimizer, params)
 
     def turn(self) -> tuple[float, float]:
         """Milliseconds per step, and bytes that a copy moves per millisecond."""
         self.optimizer.step()  # refills the caches, which other contestants have used
         return self.step.turn(), self.copied / self.copy.turn()
+
+
+def bytes_moved(optimizer: FusedOptimizer) -> int:
+    """What a step must read and write by its rule: each element-wise stage moves its roles, in their dtypes."""
+    flags, _ = optimizer._options()
+    moved = 0
+    for group, own in zip(optimizer.param_groups, flags, strict=True):
+        for param in group["params"]:
+            special = optimizer.rule.special(dict(zip(optimizer._flags, own, strict=True)), param)
+            tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
+            for stage in special.stages:
+                if stage.space == "element":
+                    moved += sum(tensors[role].nbytes for role in (*stage.reads, *stage.writes))
+    return moved
+
+
+def state_bytes(optimizer: Any, params: Iterable[Tensor]) -> int:
+    """What an optimizer keeps beside parameters and gradients, in any of its objects."""
+    known = {_storage(t) for p in params for t in (p, p.grad) if t is not None}
+    kept = {_storage(t): t.untyped_storage().nbytes() for t in _tensors(vars(optimizer), set())}
+    return sum(size for storage, size in kept.items() if storage not in known)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors that can be reached; a tensor subclass that wraps others (quantised ones do) counts as those."""
+    if id(value) in seen or isinstance(value, (str, int, float, type)) or value is None:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        if hasattr(value, "__tensor_flatten__"):
+            for name in value.__tensor_flatten__()[0]:
+                yield from _tensors(getattr(value, name), seen)
+        else:
+            yield value
+        return
+    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Mapping):
+        value = vars(value)
+    if isinstance(value, (Mapping, list, tuple)):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one, seen)
