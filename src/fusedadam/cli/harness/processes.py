@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -131,4 +130,5 @@ def _ending(code: int | None, log: Path) -> str:
 
 
 def _one_line(reason: str) -> str:
-    return textwrap.shorten(reason, LONGEST_REASON, placeholder=" …")
+    line = " ".join(reason.split())
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
