@@ -148,7 +148,6 @@ def main(doc: str | None, rows: Mapping[str, Sequence[Row]], arguments: Sequence
     found: list[dict[str, Any]] = []
     with display.progress(len(selected), lines=len(selected)) as progress:
         for row in selected:
-            progress.doing(row.what)
             more = lines(row, *measure(row, device, pace))
             progress.done(f"{row.what}: {', '.join(figure(line) for line in more)} ({more[0]['peer']})")
             found += more

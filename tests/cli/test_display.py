@@ -14,7 +14,6 @@ def test_a_table_has_names_on_the_left_and_numbers_on_the_right():
 def test_progress_prints_about_as_many_lines_as_asked(total, lines, printed, capsys):
     with display.progress(total, "steps", lines) as progress:
         for k in range(total):
-            progress.doing("nothing that is shown here")
             progress.done(f"number {k + 1}")
     width = len(str(total))
     expected = [f"[{k:{width}} of {total} steps] number {k}" for k in printed]

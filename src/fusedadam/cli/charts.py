@@ -32,12 +32,7 @@ def empty(width: float, height: float, title: str = "") -> Figure:
 def titled(axes: Axes, title: str) -> None:
     if title:
         axes.set_title(title, fontsize=10, loc="left", color=INK, wrap=True)
-    axes.set_facecolor(PAPER)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(which="both", color=INK, labelcolor=INK)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
 
 
 def label(axes: Axes, x: float, y: float, text: str, color: str = INK) -> None:

@@ -15,33 +15,22 @@ def born_deaf() -> Iterator[None]:
     A blocked signal is inherited, so it is blocked from the first instruction on. A process can ignore it only later
     (:func:`stay_deaf`), and until then would print a traceback from the middle of an import.
     """
-    heard = False
+    heard: list[object] = []
+    with contextlib.ExitStack() as undo:
 
-    def hear(*_: object) -> None:
-        nonlocal heard
-        heard = True
+        @undo.callback
+        def deliver() -> None:
+            if heard:
+                signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, hear)  # another thread may receive it, even if it is blocked in this one
-    try:
-        with _blocked():
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if heard:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    if not hasattr(signal, "pthread_sigmask"):
+        # another thread may receive it, even if it is blocked in this one
+        before = signal.signal(signal.SIGINT, lambda *which: heard.append(which))
+        undo.callback(signal.signal, signal.SIGINT, before)
+        if hasattr(signal, "pthread_sigmask"):
+            resource_tracker.ensure_running()  # multiprocessing's own helper: starting it later would unblock SIGINT
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         yield
-        return
-    resource_tracker.ensure_running()  # multiprocessing's own helper process: starting it later would unblock SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stay_deaf() -> None:

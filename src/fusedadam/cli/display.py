@@ -25,20 +25,15 @@ class Progress:
 
     def __init__(self, total: int, what: str, lines: int, bar: Any = None) -> None:
         self.total, self.what, self.lines, self.count, self.bar = total, what, lines, 0, bar
-        self.task = bar and bar.add_task("", total=total, what=what)
-
-    def doing(self, now: str) -> None:
-        """What is under way; shown on a terminal only."""
-        if self.bar:
-            self.bar.update(self.task, description=now, refresh=True)
+        self.task = bar and bar.add_task(f"{what} 0/{total}", total=total)
 
     def done(self, line: str = "", more: int = 1) -> None:
         before, self.count = self.count, self.count + more
         if before == 0 or self.count * self.lines // self.total > before * self.lines // self.total:
-            what = f" {self.what}" if self.what else ""
-            self._print(f"[{self.count:{len(str(self.total))}} of {self.total}{what}] {line}".rstrip())
+            counted = f"{self.count:{len(str(self.total))}} of {self.total} {self.what}".rstrip()
+            self._print(f"[{counted}] {line}".rstrip())
         if self.bar:
-            self.bar.update(self.task, advance=more, refresh=True)
+            self.bar.update(self.task, advance=more, description=f"{self.what} {self.count}/{self.total}", refresh=True)
 
     def _print(self, line: str) -> None:
         if self.bar:
@@ -53,12 +48,8 @@ def progress(total: int, what: str = "", lines: int = 10) -> Iterator[Progress]:
     if not lines or not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
         yield Progress(total, what, lines)
         return
-    import rich.progress as rich
+    import rich.progress
 
-    columns = (
-        rich.TextColumn("{task.fields[what]}"), rich.BarColumn(24), rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(), rich.TextColumn("{task.description}"),
-    )  # fmt: skip
     # rich's own refreshing is a thread, which would take time from the steps that are measured
-    with rich.Progress(*columns, auto_refresh=False) as bar:
+    with rich.progress.Progress(auto_refresh=False) as bar:
         yield Progress(total, what, lines, bar)

@@ -7,9 +7,13 @@ import contextlib
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
+
+import torch
+
+from fusedadam.machine import processor
 
 FINE, WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130  # the last is what a shell reports for Ctrl-C
 WIDTH = 100  # of descriptions
@@ -43,10 +47,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
-def device(text: str) -> Any:
+def device(text: str) -> torch.device:
     """The type of --device: a device that exists and works."""
-    import torch
-
     try:
         found = torch.device(text)
         torch.empty(1, device=found).item()  # a meta device has no values
@@ -55,19 +57,22 @@ def device(text: str) -> Any:
     return found
 
 
-def default_device() -> Any:
-    import torch
-
+def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def devices() -> list[Any]:
+def devices() -> list[torch.device]:
     """All of this machine."""
-    import torch
-
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     others = [] if kind is None else [torch.device(kind.type, k) for k in range(torch.accelerator.device_count())]
     return [torch.device("cpu"), *others]
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return processor()
+    properties: Any = getattr(getattr(torch, device.type, None), "get_device_properties", lambda _: None)(device)
+    return str(getattr(properties, "name", device.type))
 
 
 def whole(low: int, why: str = "") -> Callable[[str], int]:
@@ -81,11 +86,9 @@ def whole(low: int, why: str = "") -> Callable[[str], int]:
     return parse
 
 
-@contextlib.contextmanager
-def text_on_stderr(json: bool) -> Iterator[None]:
+def text_on_stderr(json: bool) -> contextlib.AbstractContextManager[Any]:
     """With --json, standard output has the JSON and nothing else."""
-    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        yield
+    return contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -38,10 +38,14 @@ class TorchAdamWWithEma(torch.optim.AdamW):
         torch._foreach_copy_(self.params, trained)
 
 
-class Loop(torch.optim.Optimizer):
-    """Updates one parameter after the other with a dozen torch operations, like most optimizers outside torch."""
+class BertAdamLoop(torch.optim.Optimizer):
+    """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm.
 
-    options: dict[str, Any]  # with their default values
+    It updates one parameter after the other with a dozen torch operations, like most optimizers outside torch.
+    """
+
+    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
+    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         super().__init__(params, {**self.options, **options})
@@ -56,16 +60,6 @@ class Loop(torch.optim.Optimizer):
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     self.update(param, param.grad, state, group)
                     state["step"] += 1
-
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-
-class BertAdamLoop(Loop):
-    """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm."""
-
-    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
-    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         b1, b2, exp_avg, exp_avg_sq = group["b1"], group["b2"], state["exp_avg"], state["exp_avg_sq"]

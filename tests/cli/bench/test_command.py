@@ -21,6 +21,7 @@ import torch
 
 from fusedadam import AdamP, AdamW
 from fusedadam import __main__ as command_line
+from fusedadam.cli import bench
 from fusedadam.cli.bench.report import VERSION
 from tests.cli.common import heed_ctrl_c
 
@@ -241,7 +242,7 @@ def read_until(terminal: int, text: str | None, seconds: float) -> str:
         (["--device", "toaster"], "'toaster' cannot be used here"),
         (["--add-peer", "AdamW=mine"], "'AdamW=mine' must be OPTIMIZER=MODULE:NAME"),
         (["--add-peer", "Lion=mine:Lion"], "must be OPTIMIZER=MODULE:NAME"),
-        (["--from", "nowhere.pt"], "--from: nowhere.pt does not exist"),
+        (["--from", "nowhere.pt"], "--from: nowhere.pt is not a file"),
         (["--output", os.devnull], "cannot be made"),
     ],
 )
@@ -253,6 +254,15 @@ def test_wrong_options_are_refused_before_anything_is_measured(
         command_line.main(["bench", *options])
     assert refused.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_device_that_fails_is_said_in_a_sentence(monkeypatch, capsys, tmp_path) -> None:
+    def fail(device: str) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(bench, "look", fail)
+    assert bench.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "bench: the device cannot be measured: no memory left\n"
 
 
 @pytest.mark.gpu

@@ -10,7 +10,8 @@ import pytest
 
 from fusedadam.cli import demo
 from fusedadam.cli.bench.options import parse
-from fusedadam.cli.bench.report import COLUMNS, Report, Result, Set, Spread
+from fusedadam.cli.bench.report import COLUMNS, Report, Result, Set, Spread, results
+from fusedadam.cli.harness.measure import Measured
 
 MACHINE = {"device": "cpu", "name": "a machine", "threads": 2, "copy_gb_s": 10.0}
 
@@ -22,13 +23,18 @@ def report(*results: Result) -> Report:
 def test_spread_and_percentages_follow_from_the_times() -> None:
     assert Spread.of([3.0, 1.0, 2.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
     assert Spread.of([2.0]).percent == 0
-    result = Result("AdamW", "fusedadam", "gpt", "float32", ms=Spread(2.0, 1.9, 2.1), bytes_moved=10**7, copy_gb_s=10.0)
+    measured = Measured(ms=[1.9, 2.0, 2.1, 1.9, 2.1], copied_per_ms=[1e7], bytes_moved=10**7)
+    (result,) = results("AdamW", "gpt", "float32", {"fusedadam": measured})
+    assert result.ms == Spread(2.0, 1.9, 2.1)
+    assert result.copy_gb_s == 10.0
     assert result.roofline_ms == 1.0
     assert result.percent_of_copy == 50.0
     assert result.ms is not None
     assert result.ms.percent == pytest.approx(5.0)
     assert "fit into a cache" not in str(list(report(result).notes()))
-    assert "fit into a cache" in str(list(report(result, replace(result, bytes_moved=4 * 10**7)).notes()))
+    (cached,) = results("AdamW", "gpt", "float32", {"fusedadam": replace(measured, bytes_moved=4 * 10**7)})
+    assert cached.percent_of_copy == 200.0
+    assert "fit into a cache" in str(list(report(result, cached).notes()))
 
 
 def test_if_one_of_ours_fails_it_is_a_failure() -> None:

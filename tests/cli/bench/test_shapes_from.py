@@ -43,19 +43,19 @@ def test_shapes_come_from_safetensors_and_their_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
     assert shapes_from(index) == shapes_from(tmp_path) == [(3, 4), (5,)]
     (tmp_path / "2.safetensors").unlink()
-    with pytest.raises(Unreadable, match=r"2\.safetensors, which is not beside it"):
+    with pytest.raises(Unreadable, match=r"cannot be read: FileNotFoundError: .*2\.safetensors"):
         shapes_from(index)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.safetensors", b"short", "not a safetensors file"),
+        ("a.safetensors", b"short", "cannot be read: SafetensorError: .*header too small"),
         ("a.safetensors", b"\xff" * 20, "header too large"),
-        ("a.pt", b"nothing of torch", "cannot be read as a checkpoint"),
-        ("config.json", b"{}", "no model_type"),
-        ("config.json", b"{", "cannot be read as JSON"),
-        ("config.json", b'{"model_type": "no such model"}', "transformers cannot make that model"),
+        ("a.pt", b"nothing of torch", "cannot be read: RuntimeError: .*torch.save"),
+        ("config.json", b"{}", "cannot be read: .*Should have a `model_type` key"),
+        ("config.json", b"{", "cannot be read: .*not a valid JSON file"),
+        ("config.json", b'{"model_type": "no such model"}', "cannot be read: .*Transformers does not recognize"),
     ],
 )
 def test_a_file_without_shapes_is_refused_with_a_reason(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -99,7 +99,7 @@ def test_an_error_of_any_kind_while_a_checkpoint_is_read_names_the_file(
 
     torch.save({}, tmp_path / "a.pt")
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(Unreadable, match=r"a\.pt cannot be read as a checkpoint of torch.save: KeyError: 'storage'"):
+    with pytest.raises(Unreadable, match=r"a\.pt cannot be read: KeyError: 'storage'"):
         shapes_from(tmp_path / "a.pt")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import os
 import time
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,11 @@ class Answering:
         time.sleep(1000)
 
 
+def ask(worker: Worker, command: str) -> Any:
+    worker.tell(command)
+    return worker.answer()
+
+
 @pytest.fixture
 def no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that processes are forked from would stay, and is not the one that other tests want."""
@@ -33,8 +41,8 @@ def no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_server_is_left")
 def test_a_process_answers_and_is_gone_afterwards() -> None:
-    with Worker(Answering, "hello", "cpu", limit=60) as worker:
-        word, pid = worker.ask("say")
+    with contextlib.closing(Worker(functools.partial(Answering, "hello"), "cpu", limit=60)) as worker:
+        word, pid = ask(worker, "say")
         assert word == "hello"
         assert pid != os.getpid()
     with pytest.raises(ProcessLookupError):
@@ -44,10 +52,10 @@ def test_a_process_answers_and_is_gone_afterwards() -> None:
 @pytest.mark.usefixtures("no_server_is_left")
 def test_a_process_that_hangs_is_ended_at_its_limit() -> None:
     began = time.monotonic()
-    with Worker(Answering, "", "cpu", limit=3) as worker:
-        _, pid = worker.ask("say")
+    with contextlib.closing(Worker(functools.partial(Answering, ""), "cpu", limit=3)) as worker:
+        _, pid = ask(worker, "say")
         with pytest.raises(Failed, match=r"no answer within 3 seconds"):
-            worker.ask("rest")
+            ask(worker, "rest")
     assert time.monotonic() - began < 300
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -117,8 +117,8 @@ def test_a_process_that_dies_is_a_failure_of_what_it_verified(monkeypatch):
 
 def test_of_many_failures_some_of_each_case_are_shown(capsys):
     which = chosen(["Adam"], everything=False)
-    results = [run.Result(c, {}, [run.Failure(c.title, EAGER, f"wrong {k}") for k in range(12)]) for c in which]
-    verify._report(results, [EAGER], [f for r in results for f in r.failures], 1.0)
+    results = [run.Result(c, {}, [run.Failure(EAGER, f"wrong {k}") for k in range(12)]) for c in which]
+    verify._report(results, [EAGER], 1.0)
     said = capsys.readouterr().out
     assert f"FAILED on cpu eager: {12 * len(which)} complaints." in said
     assert said.count("  wrong 0\n  wrong 1\n  ... and 10 more\n") == verify.CASES_SHOWN

@@ -3,8 +3,7 @@
 options.py       the options, and the sets of parameters that they name
 shapes_from.py   shapes of a checkpoint or a Hugging Face config
 report.py        what was measured: the JSON file, and the tables in the terminal
-pictures.py      charts, as a PNG and for the page
-page.py          the HTML page
+page.py          the chart, as a PNG, and the HTML page that contains it
 
 The measuring itself is in cli/harness, the peers are in cli/contestants.py.
 """
@@ -15,10 +14,11 @@ import argparse
 import datetime
 import functools
 import json
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ import torch
 
 import fusedadam
 from fusedadam.cli import charts, contestants, display, frame
-from fusedadam.cli.bench import pictures, report
+from fusedadam.cli.bench import report
 from fusedadam.cli.bench.options import parse
-from fusedadam.cli.bench.page import page
+from fusedadam.cli.bench.page import page, png
 from fusedadam.cli.bench.report import Report, Set
-from fusedadam.cli.harness.contestant import Probe
-from fusedadam.cli.harness.measure import Conditions, Make, measure, room
-from fusedadam.cli.harness.processes import Failed, Worker
+from fusedadam.cli.harness.contestant import Make
+from fusedadam.cli.harness.measure import Conditions, measure, room
 from fusedadam.cli.harness.shapes import Shape, parameters, shrunk
+from fusedadam.cli.harness.timing import Timer, large_copy
 
 LONGEST_MS, QUICK_LONGEST_MS = 8.0, 4.0  # of a step of AdamW at the speed of a copy: sets are scaled down to it
 BYTES_EACH = 28  # that AdamW moves in float32, to guess times
@@ -44,44 +44,40 @@ FEWEST_AT_ONCE = 2
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     began = time.perf_counter()
+    try:
+        machine = look(options.device)
+    except RuntimeError as error:
+        print(f"bench: the device cannot be measured: {error}", file=sys.stderr)
+        return frame.WRONG
     found = Report(
-        machine={},
+        machine=machine,
         versions={"fusedadam": fusedadam.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
         command=shlex.join(["python", "-m", "fusedadam", "bench", *arguments]),
         began=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-    stopped: KeyboardInterrupt | None = None
-    with frame.text_on_stderr(options.json):
-        try:
+    try:
+        with frame.text_on_stderr(options.json):
             run(options, found)
-            found.complete = True
-        except KeyboardInterrupt as interrupted:
-            stopped = interrupted
-        except Failed as reason:
-            print(f"bench: the device cannot be measured: {reason}", file=sys.stderr)
-            return frame.WRONG
+        found.complete = True
+    finally:  # after Ctrl-C, with what there is
         found.seconds = time.perf_counter() - began
-        if found.results:
-            report.show(found)
-            write(found, options.output)
-    if options.json:
-        frame.print_json(found.as_json())
-    if stopped is not None:
-        raise stopped
+        with frame.text_on_stderr(options.json):
+            if found.results:
+                report.show(found)
+                write(found, options.output)
+        if options.json:
+            frame.print_json(found.as_json())
     return frame.WRONG if found.our_failures else frame.FINE
 
 
 def run(options: argparse.Namespace, found: Report) -> None:
     """Measures, and adds results to the report as they come."""
-    with Worker(Probe, options.device, options.device, options.limit) as probe:
-        found.machine = machine = probe.ask("look")
-    conditions = Conditions(options.device, options.pace, machine.pop("free_bytes"), True, options.limit)
+    machine = found.machine
+    conditions = Conditions(options.device, options.pace, free_bytes(options.device), True, options.limit)
     longest = QUICK_LONGEST_MS if options.quick else LONGEST_MS
     widest = max(options.dtypes, key=lambda dtype: getattr(torch, dtype).itemsize)
-    sets = [
-        sized(name, shapes, widest, options.scale, longest, machine, conditions)
-        for name, shapes in options.sets.items()
-    ]
+    speed = machine["copy_gb_s"]
+    sets = [sized(n, shapes, widest, options.scale, longest, speed, conditions) for n, shapes in options.sets.items()]
     found.sets = [described for described, _ in sets]
     threads = f"{machine['threads']} threads, " if machine["device"] == "cpu" else ""
     print(f"{machine['name']}, {threads}copies {machine['copy_gb_s']:.0f} GB/s, torch {torch.__version__}")
@@ -93,21 +89,39 @@ def run(options: argparse.Namespace, found: Report) -> None:
     cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in makes]
     with display.progress(len(cases), lines=len(cases)) as progress:
         for described, shapes, dtype, name in cases:
-            progress.doing(f"{name} on {described.name}, {dtype}")
             results = report.results(name, described.name, dtype, measure(makes[name], shapes, dtype, conditions))
             found.results += results
             progress.done(report.line(results))
 
 
+def look(device: str) -> dict[str, Any]:
+    copy, copied = large_copy(device)
+    timer = Timer(copy, device, 0.1)
+    return {
+        "device": device,
+        "name": frame.device_name(torch.device(device)),
+        "threads": torch.get_num_threads(),
+        "copy_gb_s": copied / min(timer.turn() for _ in range(3)) / 1e6,
+    }
+
+
+def free_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # which look() has filled
+        return torch.cuda.mem_get_info(device)[0]
+    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()) if sys.platform == "linux" else None
+    return 4 * 2**30 if found is None else 1024 * int(found[1])
+
+
 def sized(
-    name: str, shapes: Sequence[Shape], dtype: str, wanted: int | None, longest_ms: float, machine: dict[str, Any],
+    name: str, shapes: Sequence[Shape], dtype: str, wanted: int | None, longest_ms: float, copy_gb_s: float,
     conditions: Conditions,
 ) -> tuple[Set, list[Shape]]:  # fmt: skip
     """Scales a set down by ``wanted``, or until it fits into memory and, at a copy's speed, into ``longest_ms``."""
     for divisor in DIVISORS if wanted is None else (wanted,):
         smaller = shrunk(shapes, divisor) if divisor > 1 else list(shapes)
         count = parameters(smaller)
-        ideal_ms = BYTES_EACH * count / machine["copy_gb_s"] / 1e6
+        ideal_ms = BYTES_EACH * count / copy_gb_s / 1e6
         if room(count, dtype, conditions) >= FEWEST_AT_ONCE and ideal_ms <= longest_ms:
             break
     return Set(name, len(smaller), count, divisor), smaller
@@ -126,16 +140,14 @@ def _makes(options: argparse.Namespace, found: Report) -> dict[str, dict[str, Ma
 
 
 def write(found: Report, folder: Path) -> None:
-    files: dict[str, Callable[[], bytes]] = {
-        "bench.json": lambda: json.dumps(found.as_json(), indent=2).encode(),
-        "bench.html": lambda: page(found).encode(),
-    }
-    if charts.possible():
-        files["bench.png"] = lambda: pictures.png(found)
-    else:
+    picture = png(found) if charts.possible() else None
+    files = {"bench.json": json.dumps(found.as_json(), indent=2).encode(), "bench.html": page(found, picture).encode()}
+    if picture is None:
         print(charts.MISSING)
+    else:
+        files["bench.png"] = picture
     for name, content in files.items():
         partial = folder / f".{name}.partial"  # renamed, so that a file is complete or not there
-        partial.write_bytes(content())
+        partial.write_bytes(content)
         partial.replace(folder / name)
     print(f"Written to {folder}: {', '.join(files)}. It took {found.seconds:.0f} seconds.", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fusedadam.cli import display
@@ -25,10 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        median = statistics.median(values)
-        if len(values) < 2:
-            return cls(median, median, median)
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, median, high = statistics.quantiles([*values, *values[: len(values) == 1]], n=4, method="inclusive")
         return cls(median, low, high)
 
     @property
@@ -52,21 +49,12 @@ class Result:
     bytes_moved: int | None = None
     copy_gb_s: float | None = None  # of large copies in the same turns, ours and its peers'
     state_bytes: int | None = None
+    roofline_ms: float | None = None  # the time in which a large copy moves as many bytes
+    percent_of_copy: float | None = None
 
     @property
     def is_ours(self) -> bool:
         return self.by == OURS
-
-    @property
-    def roofline_ms(self) -> float | None:
-        """The time in which a large copy moves as many bytes."""
-        if self.bytes_moved is None or self.copy_gb_s is None:
-            return None
-        return self.bytes_moved / self.copy_gb_s / 1e6
-
-    @property
-    def percent_of_copy(self) -> float | None:
-        return None if self.roofline_ms is None or self.ms is None else 100 * self.roofline_ms / self.ms.median
 
 
 @dataclass(frozen=True)
@@ -90,14 +78,17 @@ def results(optimizer: str, name: str, dtype: str, measured: Mapping[str, Measur
     copied = copied_per_ms(measured.values())
     found = []
     for by, own in measured.items():
-        if own.failed:
-            found.append(Result(optimizer, by, name, dtype, failed=own.failed))
-            continue
-        against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
-        moved = bytes_moved(own, measured[OURS])
-        times = Result(optimizer, by, name, dtype, None, Spread.of(own.ms), len(own.ms), against, moved, copied / 1e6,
-                       own.state_bytes)  # fmt: skip
-        found.append(times)
+        result = Result(optimizer, by, name, dtype, own.failed)
+        if not own.failed:
+            ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
+            against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
+            roofline = None if moved is None else moved / copied
+            percent = None if roofline is None else 100 * roofline / ms.median
+            result = replace(
+                result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved, copy_gb_s=copied / 1e6,
+                state_bytes=own.state_bytes, roofline_ms=roofline, percent_of_copy=percent,
+            )  # fmt: skip
+        found.append(result)
     return found
 
 
@@ -114,10 +105,7 @@ class Report:
     complete: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"version": VERSION, **asdict(self)}
-        for row, result in zip(data["results"], self.results, strict=True):
-            row.update(roofline_ms=result.roofline_ms, percent_of_copy=result.percent_of_copy)
-        return data
+        return {"version": VERSION, **asdict(self)}
 
     def panels(self) -> dict[str, list[Result]]:
         """The results of each set and dtype, by title."""

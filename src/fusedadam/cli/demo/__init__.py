@@ -23,7 +23,6 @@ from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.picture import Pairs
 from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
-from fusedadam.machine import processor
 
 STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
@@ -49,7 +48,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"Device: {device} on {device_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    name = frame.device_name(device)
+    print(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
     print(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
     print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
@@ -70,14 +70,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     pairs = list(zip(results[1::2], results[::2], strict=True))
     doubt = speed_doubt(results, done - unmeasured(done))
     report(pairs, done, doubt)
-    where = f"a transformer of {parameters / 1e6:.1f}M parameters on {device_name(device)}"
+    where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
     draw(pairs, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
     seconds = time.perf_counter() - began
     print(f"The demo took {seconds:.0f} seconds.")
     return {
         "version": 2,
         "device": str(device),
-        "name": device_name(device),
+        "name": name,
         "torch": torch.__version__,
         "fusedadam": fusedadam.__version__,
         "parameters": parameters,
@@ -126,10 +126,6 @@ def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
     if any(r.step_ms > 2 * r.fastest_step_ms for r in results):
         return "Speeds cannot be compared: step times varied widely, as they do when other programs use the machine."
     return None
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

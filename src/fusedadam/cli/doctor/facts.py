@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.cli import frame
 from fusedadam.generated import cache_files
-from fusedadam.machine import cores, processor
+from fusedadam.machine import cores
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
@@ -116,12 +115,10 @@ def gather() -> Facts:
 
 
 def _device(device: torch.device) -> Device:
+    name = frame.device_name(device)
     if device.type == "cpu":
-        name = processor()
         tested = platform.machine().lower() in TESTED_PROCESSORS and platform.system() == TESTED_SYSTEM
     else:
-        properties: Any = getattr(getattr(torch, device.type, None), "get_device_properties", lambda _: None)(device)
-        name = getattr(properties, "name", device.type)
         tested = name in TESTED_GPUS and torch.version.hip is None
     backend, lacking = backends.best(device)
     reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}

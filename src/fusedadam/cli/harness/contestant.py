@@ -1,50 +1,36 @@
-"""One implementation of an optimizer that steps over a set of parameters, and a large copy to compare it with."""
+"""One implementation of an optimizer that steps over a set of parameters, a large copy, and the bytes of both."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fusedadam.cli.harness import traffic
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
-from fusedadam.machine import processor
 from fusedadam.optimizers.base import FusedOptimizer
 
-Params = list[torch.nn.Parameter]
-
-
-@dataclass(frozen=True)
-class Job:
-    make: Callable[[Params], Any]  # returns an object with step()
-    shapes: Sequence[Shape]
-    dtype: str
-    device: str
-    seconds: float  # of a turn
+Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
 
 
 class Contestant:
     """The commands that :func:`measure.measure` sends; ``prepare`` comes first."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, make: Make, shapes: Sequence[Shape], dtype: str, device: str, seconds: float) -> None:
+        """``seconds``: of a turn."""
+        self.make, self.shapes, self.dtype, self.device, self.seconds = make, shapes, dtype, device, seconds
 
     def prepare(self) -> tuple[int | None, int]:
         """Takes the first steps; returns the bytes that a step must move, if the optimizer is ours, and its states'."""
-        job = self.job
-        params = parameters_with_gradients(job.shapes, job.device, getattr(torch, job.dtype))
-        self.optimizer = job.make(params)
-        self.step = Timer(self.optimizer.step, job.device, job.seconds)
-        copy, self.copied = large_copy(job.device)
-        self.copy = Timer(copy, job.device, job.seconds / 4)
-        moved = traffic.bytes_moved(self.optimizer) if isinstance(self.optimizer, FusedOptimizer) else None
-        return moved, traffic.state_bytes(self.optimizer, params)
+        params = parameters_with_gradients(self.shapes, self.device, getattr(torch, self.dtype))
+        self.optimizer = self.make(params)
+        self.step = Timer(self.optimizer.step, self.device, self.seconds)
+        copy, self.copied = large_copy(self.device)
+        self.copy = Timer(copy, self.device, self.seconds / 4)
+        moved = bytes_moved(self.optimizer) if isinstance(self.optimizer, FusedOptimizer) else None
+        return moved, state_bytes(self.optimizer, params)
 
     def turn(self) -> tuple[float, float]:
         """Milliseconds per step, and bytes that a copy moves per millisecond."""
@@ -52,25 +38,45 @@ class Contestant:
         return self.step.turn(), self.copied / self.copy.turn()
 
 
-class Probe:
-    """Looks at the machine."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-    def look(self) -> dict[str, Any]:
-        copy, copied = large_copy(self.device)
-        timer = Timer(copy, self.device, 0.1)
-        cuda = self.device.partition(":")[0] == "cuda"
-        return {
-            "device": self.device,
-            "name": torch.cuda.get_device_name(self.device) if cuda else processor(),
-            "threads": torch.get_num_threads(),
-            "copy_gb_s": copied / min(timer.turn() for _ in range(3)) / 1e6,
-            "free_bytes": torch.cuda.mem_get_info(self.device)[0] if cuda else _free_memory(),
-        }
+def bytes_moved(optimizer: FusedOptimizer) -> int:
+    """What a step must read and write by its rule: each element-wise stage moves its roles, in their dtypes."""
+    flags_of_groups, _ = optimizer._options()
+    moved = 0
+    for group, flags in zip(optimizer.param_groups, flags_of_groups, strict=True):
+        for param in group["params"]:
+            specialized = optimizer.rule.specialize(dict(zip(optimizer._flags, flags, strict=True)), param)
+            tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
+            for stage in specialized.stages:
+                if stage.space == "element":
+                    moved += sum(tensors[role].nbytes for role in (*stage.reads, *stage.writes))
+    return moved
 
 
-def _free_memory() -> int:
-    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()) if sys.platform == "linux" else None
-    return 4 * 2**30 if found is None else 1024 * int(found[1])
+def state_bytes(optimizer: Any, params: Iterable[Tensor]) -> int:
+    """What an optimizer keeps beside parameters and gradients, in any of its objects."""
+    known = {_storage(t) for p in params for t in (p, p.grad) if t is not None}
+    kept = {_storage(t): t.untyped_storage().nbytes() for t in _tensors(vars(optimizer), set())}
+    return sum(size for storage, size in kept.items() if storage not in known)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors that can be reached; a tensor subclass that wraps others (quantised ones do) counts as those."""
+    if id(value) in seen or isinstance(value, (str, int, float, type)) or value is None:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        if hasattr(value, "__tensor_flatten__"):
+            for name in value.__tensor_flatten__()[0]:
+                yield from _tensors(getattr(value, name), seen)
+        else:
+            yield value
+        return
+    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Mapping):
+        value = vars(value)
+    if isinstance(value, (Mapping, list, tuple)):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one, seen)

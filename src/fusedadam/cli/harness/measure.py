@@ -8,11 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from fusedadam.cli.harness.contestant import Contestant, Job, Params
+from fusedadam.cli.harness.contestant import Contestant, Make
 from fusedadam.cli.harness.processes import Failed, Worker
 from fusedadam.cli.harness.shapes import Shape, parameters
 from fusedadam.cli.harness.timing import Pace
@@ -21,7 +22,6 @@ from fusedadam.cli.harness.timing import Pace
 ROOM = 8
 LONGEST, ENOUGH_TURNS = 20.0, 3  # seconds after which no further turn begins, once there were enough
 SAME_STATE = 0.05  # a smaller difference in size comes from sums and counts, not from another format of the states
-Make = Callable[[Params], Any]
 
 
 @dataclass(frozen=True)
@@ -52,54 +52,54 @@ def measure(
 ) -> dict[str, Measured]:
     """Times contestants, as many at a time as fit into memory, each compared with the first one."""
     found = {name: Measured() for name in makes}
+    device, pace = conditions.device, conditions.pace
     for names in rounds(list(makes), room(parameters(shapes), dtype, conditions)):
         with contextlib.ExitStack() as stack:
-            started: dict[str, _Here | Worker] = {}
+            started: dict[str, Here | Worker] = {}
             for name in names:
-                job = Job(makes[name], shapes, dtype, conditions.device, conditions.pace.seconds)
-                started[name] = (
-                    Worker(Contestant, job, job.device, conditions.limit) if conditions.isolated else _Here(job)
-                )
-                stack.callback(started[name].end)
-            _take_turns(started, found, conditions.pace)
+                made = partial(Contestant, makes[name], shapes, dtype, device, pace.seconds)
+                started[name] = Worker(made, device, conditions.limit) if conditions.isolated else Here(made)
+                stack.callback(started[name].close)
+            _take_turns(started, found, pace)
     return found
 
 
-def _take_turns(started: Mapping[str, _Here | Worker], found: Mapping[str, Measured], pace: Pace) -> None:
-    """A contestant that fails is ended, and the others go on."""
-
-    def alive() -> list[str]:
-        return [name for name in started if not found[name].failed]
-
-    def answers(command: str | None, first: int = 0) -> Iterator[tuple[Measured, Any]]:
-        """Of one after the other, starting with a different one each time: neighbours must not matter."""
-        names = alive()
-        begin = first % max(1, len(names))
-        for name in names[begin:] + names[:begin]:
-            try:
-                if command is not None:
-                    started[name].tell(command)
-                answer = started[name].answer()
-            except Failed as reason:
-                found[name].failed = str(reason)
-                started[name].end()
-            else:
-                yield found[name], answer
-
-    for name in alive():  # they all start at the same time, since this is not measured
-        started[name].tell("prepare")
-    for own, answer in answers(None):
-        own.bytes_moved, own.state_bytes = answer
+def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], pace: Pace) -> None:
+    for name in started:  # they all start at the same time, since this is not measured
+        if not found[name].failed:
+            started[name].tell("prepare")
+    for name, answer in _answers(started, found):
+        found[name].bytes_moved, found[name].state_bytes = answer
     ours = found[next(iter(started))]
     began = time.monotonic()
     for k in range(pace.turns):
         if k >= ENOUGH_TURNS and time.monotonic() - began > LONGEST:
             break
-        for own, (ms, copied) in answers("turn", first=k):
-            own.ms.append(ms)
-            own.copied_per_ms.append(copied)
-        for name in alive() if not ours.failed else ():
-            found[name].against_ours.append(found[name].ms[-1] / ours.ms[-1])
+        taken = dict(_answers(started, found, "turn", first=k))
+        for name, (ms, copied) in taken.items():
+            found[name].ms.append(ms)
+            found[name].copied_per_ms.append(copied)
+            if not ours.failed:
+                found[name].against_ours.append(ms / taken[next(iter(started))][0])
+
+
+def _answers(
+    started: Mapping[str, Here | Worker], found: Mapping[str, Measured], command: str | None = None, first: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Of one after the other, starting with a different one each time: neighbours must not matter.
+
+    A contestant that fails is ended, and the others go on.
+    """
+    names = [name for name in started if not found[name].failed]
+    begin = first % max(1, len(names))
+    for name in names[begin:] + names[:begin]:
+        try:
+            if command is not None:
+                started[name].tell(command)
+            yield name, started[name].answer()
+        except Failed as reason:
+            found[name].failed = str(reason)
+            started[name].close()
 
 
 def copied_per_ms(measured: Iterable[Measured]) -> float:
@@ -130,18 +130,17 @@ def rounds(names: Sequence[str], at_once: float) -> Iterator[tuple[str, ...]]:
         yield (first, *others[k : k + width])
 
 
-class _Here:
+class Here:
     """A contestant in this process."""
 
-    def __init__(self, job: Job) -> None:
-        self.contestant: Contestant | None = Contestant(job)
+    def __init__(self, made: Callable[[], Contestant]) -> None:
+        self.contestant: Contestant | None = made()
 
-    def tell(self, *command: Any) -> None:
+    def tell(self, command: str) -> None:
         self.command = command
 
     def answer(self) -> Any:
-        name, *arguments = self.command
-        return getattr(self.contestant, name)(*arguments)
+        return getattr(self.contestant, self.command)()
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.contestant = None

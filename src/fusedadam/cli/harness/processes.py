@@ -30,31 +30,25 @@ class Failed(Exception):
 
 
 class Worker:
-    """A process that answers commands, each within ``limit`` seconds. ``with`` ends it, even if it is busy."""
+    """A process that answers commands, the methods of what ``made`` returns there, each within ``limit`` seconds."""
 
-    def __init__(self, made: Callable[[Any], Any], given: Any, device: str, limit: float) -> None:
+    def __init__(self, made: Callable[[], Any], device: str, limit: float) -> None:
         self.limit, self._ready, self._idle = limit, False, True
         log, name = tempfile.mkstemp(prefix="fusedadam-bench-", suffix=".log")
         os.close(log)
         self._log = Path(name)
         self._connection, theirs = multiprocessing.Pipe()
-        self._process: BaseProcess = _context(device).Process(
-            target=serve, args=(theirs, str(self._log), made, given), daemon=False
-        )
+        self._process: BaseProcess = _context(device).Process(target=serve, args=(theirs, name, made), daemon=False)
         try:
             with born_deaf():
                 self._process.start()
         except KeyboardInterrupt:  # it comes at the end of that block, when the process has started
             self._idle = False
-            self.end()
+            self.close()
             raise
         theirs.close()
 
-    def ask(self, *command: Any) -> Any:
-        self.tell(*command)
-        return self.answer()
-
-    def tell(self, *command: Any) -> None:
+    def tell(self, command: str) -> None:
         """Sends a command without waiting, so that other processes can start at the same time."""
         self._idle = False
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # answer() says why
@@ -79,7 +73,7 @@ class Worker:
             raise Failed(f"no answer within {limit:g} seconds (--limit)")
         return self._connection.recv()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Lets an idle process exit and kills a busy one; a second call does nothing."""
         if self._connection.closed:
             return
@@ -93,14 +87,8 @@ class Worker:
         self._process.join()
         self._log.unlink(missing_ok=True)
 
-    def __enter__(self) -> Worker:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-
-def serve(connection: Connection, log: str, made: Callable[[Any], Any], given: Any) -> None:
+def serve(connection: Connection, log: str, made: Callable[[], Any]) -> None:
     """Answers commands until the other side closes the connection. Errors are answers, too."""
     stay_deaf()
     if hasattr(os, "setsid"):
@@ -108,19 +96,15 @@ def serve(connection: Connection, log: str, made: Callable[[Any], Any], given: A
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
-    answering = made(given)
+    answering = made()
     connection.send("ready")
-    while True:
-        try:
-            command, *arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = getattr(answering, command)(*arguments)
-        except BaseException as error:
-            connection.send((False, f"{type(error).__name__}: {error}"))
-            return
-        connection.send((True, answer))
+    with contextlib.suppress(EOFError):
+        while command := connection.recv():
+            try:
+                answer = True, getattr(answering, command)()
+            except BaseException as error:
+                answer = False, f"{type(error).__name__}: {error}"
+            connection.send(answer)
 
 
 def _context(device: str) -> Any:

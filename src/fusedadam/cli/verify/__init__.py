@@ -20,7 +20,7 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.cli import display, frame
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
-from fusedadam.cli.verify.run import Failure, Result, verify_all
+from fusedadam.cli.verify.run import Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
 from fusedadam.machine import cores
 
@@ -44,15 +44,14 @@ def main(arguments: Sequence[str]) -> int:
             results += some
             progress.done(more=len(some))
     seconds = time.perf_counter() - began
-    failures = [failure for result in results for failure in result.failures]
     if options.json:
-        frame.print_json(_as_json(results, places, failures, options.seed, seconds))
+        frame.print_json(_as_json(results, places, options.seed, seconds))
     else:
-        _report(results, places, failures, seconds)
-    return frame.WRONG if failures else frame.FINE
+        _report(results, places, seconds)
+    return frame.WRONG if any(result.failures for result in results) else frame.FINE
 
 
-def _report(results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seconds: float) -> None:
+def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) -> None:
     rows: dict[tuple[str, Place], dict[str, float]] = {(name, place): {} for name in OPTIMIZERS for place in places}
     for result in results:
         for place, (param, _) in result.errors.items():
@@ -68,7 +67,8 @@ def _report(results: Sequence[Result], places: Sequence[Place], failures: Sequen
             if row
         ]
         print(display.table(("optimizer, device, backend", *mixes), cells), LEGEND, sep="\n")
-    print("\n".join(_complaint(failures, places) if failures else _praise(results, places)))
+    wrong = [result for result in results if result.failures]
+    print("\n".join(_complaint(wrong, places) if wrong else _praise(results, places)))
     print(f"It took {seconds:.0f} seconds.")
 
 
@@ -81,12 +81,14 @@ def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]
     yield "A second run, on one thread, gave the same bits."
 
 
-def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator[str]:
-    wrong = dict.fromkeys(failure.place for failure in failures)
-    yield f"\nFAILED on {', '.join(map(str, wrong))}: {len(failures)} complaint{'s' * (len(failures) > 1)}."
+def _complaint(failed: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
     where: dict[str, list[str]] = {}
-    for failure in failures:
-        where.setdefault(f"{failure.case}; on {failure.place}", []).append(failure.what)
+    for result in failed:
+        for failure in result.failures:
+            where.setdefault(f"{result.case.title}; on {failure.place}", []).append(failure.what)
+    count = sum(map(len, where.values()))
+    wrong = dict.fromkeys(failure.place for result in failed for failure in result.failures)
+    yield f"\nFAILED on {', '.join(map(str, wrong))}: {count} complaint{'s' * (count > 1)}."
     for title, own in [*where.items()][:CASES_SHOWN]:
         more = [f"... and {len(own) - EACH_SHOWN} more"] if len(own) > EACH_SHOWN else []
         yield "\n  ".join((f"\n{title}:", *own[:EACH_SHOWN], *more))
@@ -103,14 +105,12 @@ def _complaint(failures: Sequence[Failure], places: Sequence[Place]) -> Iterator
     yield "  - If it fails again, report it, with what `doctor --json` and `verify --json` print."
 
 
-def _as_json(
-    results: Sequence[Result], places: Sequence[Place], failures: Sequence[Failure], seed: int, seconds: float
-) -> dict[str, Any]:
+def _as_json(results: Sequence[Result], places: Sequence[Place], seed: int, seconds: float) -> dict[str, Any]:
     def finite(x: float) -> float | str:
         return x if x < float("inf") else "infinite"
 
     return {
-        "ok": not failures,
+        "ok": not any(result.failures for result in results),
         "fusedadam": fusedadam.__version__,
         "torch": torch.__version__,
         "places": [place._asdict() for place in places],
@@ -130,7 +130,7 @@ def _as_json(
             }
             for r in results
         ],
-        "failures": [{"case": f.case, **f.place._asdict(), "what": f.what} for f in failures],
+        "failures": [{"case": r.case.title, **f.place._asdict(), "what": f.what} for r in results for f in r.failures],
     }
 
 

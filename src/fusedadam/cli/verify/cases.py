@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import fusedadam
+from fusedadam.cli.contestants import optimizers
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
 from fusedadam.schedules import SCHEDULES
@@ -18,9 +18,7 @@ from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 MIXES = ((F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F32, BF16))  # parameters, states
-OPTIMIZERS: dict[str, type[FusedOptimizer]] = {
-    name: getattr(fusedadam, name) for name in ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")
-}
+OPTIMIZERS = optimizers()
 
 # Norms that gradients are clipped to. Random gradients have norms of up to 180 per parameter, about 300 in all; an L2
 # penalty must stay well below the gradients, or only the rounding errors of both remain.
@@ -111,17 +109,14 @@ class Case:
 
 def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:
     """Every flag and every dtype of each optimizer; ``everything``: every combination of them."""
-    combinations = {name: itertools.product(*FLAGS[name].values(), MIXES) for name in optimizers}
-    return list(_cases([(n, row) for n in optimizers for row in (combinations[n] if everything else BY_HAND[n])]))
-
-
-def _cases(rows: Sequence[tuple[str, Any]]) -> Iterator[Case]:
-    seen = set()
-    for optimizer, (*flags, (param, state)) in rows:
-        scaled = param == F16 and optimizer in SCALED and optimizer not in seen
-        if scaled:
-            seen.add(optimizer)
-        yield Case(optimizer, tuple(zip(FLAGS[optimizer], flags, strict=True)), param, state, scaled)
+    found = []
+    for name in optimizers:
+        to_scale = name in SCALED
+        for *flags, (param, state) in itertools.product(*FLAGS[name].values(), MIXES) if everything else BY_HAND[name]:
+            scaled = to_scale and param == F16
+            to_scale = to_scale and not scaled
+            found.append(Case(name, tuple(zip(FLAGS[name], flags, strict=True)), param, state, scaled))
+    return found
 
 
 def together(cases: Sequence[Case]) -> list[list[Case]]:
@@ -129,6 +124,4 @@ def together(cases: Sequence[Case]) -> list[list[Case]]:
     shared: dict[Any, list[Case]] = {}
     for case in cases:
         shared.setdefault((case.optimizer, case.flags), []).append(case)
-    return sorted(
-        shared.values(), key=lambda task: len(task) * (4 if task[0].optimizer == "AdamP" else 1), reverse=True
-    )
+    return sorted(shared.values(), key=lambda task: -len(task) * (4 if task[0].optimizer == "AdamP" else 1))

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -19,9 +20,7 @@ from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
 SEVERAL = 3  # threads in the first run; the second has one
 
 
-@dataclass(frozen=True)
-class Failure:
-    case: str
+class Failure(NamedTuple):
     place: Place
     what: str
 
@@ -45,7 +44,7 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
         try:
             steps, again = (_take(case, place, seed, threads) for threads in (SEVERAL, 1))
         except Exception as error:
-            result.failures.append(Failure(case.title, place, f"{type(error).__name__}: {error}"))
+            result.failures.append(Failure(place, f"{type(error).__name__}: {error}"))
             continue
         complaints, judgement = [], None
         if reference is not None:
@@ -56,7 +55,7 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
         result.errors[place], wrong = judgement = judgement or _judged(case, steps)  # the same bits have the same error
         if (apart := _first_difference(steps, again)) is not None:
             complaints.append(f"other bits in a second run, on one thread: {apart}")
-        result.failures += [Failure(case.title, place, what) for what in (*wrong, *complaints)]
+        result.failures += [Failure(place, what) for what in (*wrong, *complaints)]
         if reference is None and not wrong:  # other places are compared with a correct one
             reference = place, steps, judgement
     return result
@@ -126,8 +125,7 @@ def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: 
                 yield future.result()
             except concurrent.futures.process.BrokenProcessPool as error:
                 died = f"a process died while it, or another one, verified this: {error}"
-                failures = [[Failure(case.title, p, died) for p in places] for case in futures[future]]
-                yield [Result(case, {}, own) for case, own in zip(futures[future], failures, strict=True)]
+                yield [Result(case, {}, [Failure(place, died) for place in places]) for case in futures[future]]
     except BaseException:  # mostly Ctrl-C: do not wait for compilers
         for child in multiprocessing.active_children():
             child.terminate()

@@ -9,7 +9,7 @@ import torch
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import contestants
-from fusedadam.cli.harness import traffic
+from fusedadam.cli.harness import contestant
 from fusedadam.cli.harness.timing import parameters_with_gradients
 from fusedadam.optimizers.base import FusedOptimizer
 
@@ -39,7 +39,7 @@ def stepped(cls: type[FusedOptimizer], shape: tuple[int, ...], dtype: torch.dtyp
 def test_bytes_a_parameter_follow_from_the_rule(
     cls: type[FusedOptimizer], shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any], each: int
 ) -> None:
-    assert traffic.bytes_moved(stepped(cls, shape, dtype, **options)) == 100 * each
+    assert contestant.bytes_moved(stepped(cls, shape, dtype, **options)) == 100 * each
 
 
 def test_states_are_counted_wherever_they_are_kept() -> None:
@@ -48,4 +48,4 @@ def test_states_are_counted_wherever_they_are_kept() -> None:
         for by in ("fusedadam", contestants.PEERS[name][0].name):
             optimizer = contestants.make(name, by, params)
             optimizer.step()
-            assert kept <= traffic.state_bytes(optimizer, params) < kept * 1.02, (name, by)
+            assert kept <= contestant.state_bytes(optimizer, params) < kept * 1.02, (name, by)
