@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from fusedadam import ascend
+from tests.distributed.world import FSDP2_RUNS_ON_CPU, NEEDS_FSDP2_ON_CPU
 
 KINDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -184,6 +185,8 @@ def test_models_are_wrapped_for_one_of_several_processes(kind, process_group):
 
 
 def test_models_are_sharded_on_a_mesh_of_npus(kind, process_group):
+    if kind == "cpu" and not FSDP2_RUNS_ON_CPU:
+        pytest.skip(NEEDS_FSDP2_ON_CPU.kwargs["reason"])
     process_group("hccl")
     x = torch.ones(2, 3, device="npu")
     for mesh in (dist.init_device_mesh("npu", (1,)), dist.DeviceMesh("npu", [0]), device_mesh.DeviceMesh("npu", [0])):

@@ -16,6 +16,7 @@ from fusedadam import compat
 from tests.distributed.follow import assert_states_lie_like
 from tests.distributed.parts import digest, mesh_of
 from tests.distributed.test_backward import Block, batch, loss_of, make, model
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 
 NEAR = {"rtol": 0, "atol": 1e-6}
 
@@ -71,11 +72,13 @@ def evaluate(reshard: bool | None) -> None:
     torch.testing.assert_close([whole(p.detach()) for p in net.parameters()], [*alone.parameters()], **NEAR)
 
 
+@NEEDS_FSDP2_ON_CPU
 @pytest.mark.parametrize("reshard", [None, True, False])
 def test_evaluation_with_averages_under_fsdp2(two, reshard):
     two.run(evaluate, reshard)
 
 
+@NEEDS_FSDP2_ON_CPU
 def test_evaluation_with_averages_under_fsdp2_on_three(three):
     three.run(evaluate, None)
 

@@ -45,7 +45,7 @@ def batch(step: int) -> Tensor:
 
 
 def loss_of(output: Any, x: Any) -> Any:
-    return (output - torch.roll(x, 1, dims=-1)).square().mean()
+    return (output - x.square()).square().mean()
 
 
 def make(optimizer: str, params: Any) -> Any:

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from tests.distributed.disturbed import EXAMPLE, load_example
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 
-pytestmark = pytest.mark.xdist_group("restarts")  # they share the undisturbed run
+pytestmark = [pytest.mark.xdist_group("restarts"), NEEDS_FSDP2_ON_CPU]  # they share the undisturbed run
 OPTIONS = ["--width", "16", "--layers", "1", "--steps", "8", "--save-every", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LIMIT = 600.0  # seconds; a machine may be busy

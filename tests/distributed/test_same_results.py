@@ -23,10 +23,15 @@ from tests.distributed.reference import OPTIMIZERS, SUMMING, load
 
 
 def fsdp2(start: list[Tensor], *mesh: int, **options: Any) -> list[Any]:
+    return all_but_scalars_sharded([torch.nn.Parameter(v.clone()) for v in start], mesh_of(*mesh), **options)
+
+
+def all_but_scalars_sharded(params: list[Any], mesh: Any, **options: Any) -> list[Any]:
     """FSDP2 refuses scalars: they stay with every process."""
-    module = torch.nn.ParameterList(torch.nn.Parameter(v.clone()) for v in start)
-    fully_shard(module, mesh=mesh_of(*mesh), ignored_params={p for p in module if p.dim() == 0}, **options)
-    return list(module)
+    module = torch.nn.ParameterList(p for p in params if p.dim())
+    fully_shard(module, mesh=mesh, **options)
+    sharded = iter(module)
+    return [next(sharded) if p.dim() else p for p in params]
 
 
 def placed(*placements: Any) -> Callable[..., list[Any]]:
@@ -42,13 +47,14 @@ def placed(*placements: Any) -> Callable[..., list[Any]]:
 def fsdp2_over_tensor_parallel(start: list[Tensor], *mesh: int) -> list[Any]:
     """As after parallelize_module and fully_shard: FSDP2 divides what tensor parallel has left."""
     both = mesh_of(*mesh)
-    module = torch.nn.ParameterList()
-    for value, placement in zip(start, itertools.cycle((S0, S1, R)), strict=False):
-        module.append(parameter(value, both["b"], placement) if value.dim() else torch.nn.Parameter(value.clone()))
-    fully_shard(module, mesh=both["a"], ignored_params={p for p in module if p.dim() == 0})
-    kinds = {type(p).__name__ for param in module if isinstance(param, DTensor) for p in param.placements}
+    params = [
+        parameter(value, both["b"], placement) if value.dim() else torch.nn.Parameter(value.clone())
+        for value, placement in zip(start, itertools.cycle((S0, S1, R)), strict=False)
+    ]
+    params = all_but_scalars_sharded(params, both["a"])
+    kinds = {type(p).__name__ for param in params if isinstance(param, DTensor) for p in param.placements}
     assert kinds == {"_StridedShard", "Shard", "Replicate"}
-    return list(module)
+    return params
 
 
 def fsdp2_along_columns(start: list[Tensor], *mesh: int) -> list[Any]:

@@ -32,6 +32,9 @@ PRELOADED = ["tests.distributed.preload"]
 # FSDP2 records events of a CPU's streams, which have none before torch 2.7: it needs a GPU there.
 FSDP2_RUNS_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 NO_FSDP2_ON_CPU = "AttributeError: 'Stream' object has no attribute 'record_event'"
+NEEDS_FSDP2_ON_CPU = pytest.mark.skipif(
+    not FSDP2_RUNS_ON_CPU, reason=f"fully_shard of torch {torch.__version__} does not run on a CPU: {NO_FSDP2_ON_CPU}"
+)
 
 
 class Answer(NamedTuple):
@@ -63,7 +66,7 @@ class World:
         if failed:
             texts = [f"rank {', '.join(map(str, ranks))} of {self.size}: {text}" for text, ranks in failed.items()]
             if not FSDP2_RUNS_ON_CPU and all(text.rstrip().endswith(NO_FSDP2_ON_CPU) for text in failed):
-                pytest.skip(f"fully_shard of torch {torch.__version__} does not run on a CPU: {NO_FSDP2_ON_CPU}")
+                pytest.skip(NEEDS_FSDP2_ON_CPU.kwargs["reason"])
             raise AssertionError("\n".join(texts))
         return [answer.value for answer in answers]
 

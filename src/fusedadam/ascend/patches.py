@@ -175,7 +175,9 @@ def _fork_rng(fork: Callable[..., Any]) -> Callable[..., Any]:
         kind = device.translated(device_type)
         if device.is_named(device_type) and kind == "cpu":
             devices, kind = [], None
-        return fork(devices, *args, device_type=kind, **kwargs)
+        if kind is not None:  # what None stands for differs between versions of torch: it is left out
+            kwargs["device_type"] = kind
+        return fork(devices, *args, **kwargs)
 
     return call
 

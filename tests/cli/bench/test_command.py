@@ -21,7 +21,7 @@ import torch
 
 from fusedadam import AdamP, AdamW
 from fusedadam import __main__ as command_line
-from fusedadam.cli import bench
+from fusedadam.cli import bench as module
 from fusedadam.cli.bench.report import VERSION
 from tests.cli.common import heed_ctrl_c
 
@@ -260,8 +260,8 @@ def test_a_device_that_fails_is_said_in_a_sentence(monkeypatch, capsys, tmp_path
     def fail(device: str) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr(bench, "look", fail)
-    assert bench.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
+    monkeypatch.setattr(module, "look", fail)
+    assert module.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "bench: the device cannot be measured: no memory left\n"
 
 
