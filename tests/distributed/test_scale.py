@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fusedadam
@@ -134,7 +135,9 @@ def test_real_groups_send_what_the_formula_says(world: str, split: bool, request
 @pytest.mark.parametrize("split", [False, True], ids=["Shard(0)", "Shard(1)"])
 def test_what_travels_depends_neither_on_the_number_of_devices_nor_on_the_rank_nor_on_how_long_rows_are(split) -> None:
     expected = {name: formula(name, split) for name in CHOICES}
-    for devices, rank, columns in ((2, 1, 3), (8, 7, 1), (1000, 999, 2), (100_000, 4, 1)):
+    # up to torch 2.6, finding the group of a mesh takes time that grows with the square of the devices
+    most = 1000 if "_find_pg_by_ranks_and_tag" in inspect.getsource(DeviceMesh.get_group) else 100_000
+    for devices, rank, columns in ((2, 1, 3), (8, 7, 1), (1000, 999, 2), (most, 4, 1)):
         assert planned(devices, rank, split, columns) == expected
 
 
