@@ -1,6 +1,6 @@
 """Who is calling: torch and Lightning call an optimizer for several reasons, which only the call stack tells apart.
 
-Each probe names the function that it looks for, and the version in which it was found there. If a later version renames
+Each probe names the function that it looks for, and the versions in which it was found there. If a later version renames
 it, the probe answers False, and the tests of ZeRO, distributed checkpoints and Lightning fail.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 def zero_creates_optimizer() -> bool:
     """Whether ZeroRedundancyOptimizer is creating its local optimizer, which gets only some of the parameters.
 
-    ``ZeroRedundancyOptimizer._init_local_optimizer``; torch 2.13.
+    ``ZeroRedundancyOptimizer._init_local_optimizer``; torch 2.6 to 2.15.
     """
     return ("torch.distributed.optim.zero_redundancy_optimizer", "_init_local_optimizer") in _callers()
 
@@ -21,7 +21,7 @@ def zero_creates_optimizer() -> bool:
 def checkpoint_creates_states() -> bool:
     """Whether torch.distributed.checkpoint calls ``step()`` with gradients of zero, so that states come into being.
 
-    It means no step: nothing is counted, and no average moves. ``_init_optim_state``; torch 2.13.
+    It means no step: nothing is counted, and no average moves. ``_init_optim_state``; torch 2.6 to 2.15.
     """
     return ("torch.distributed.checkpoint.state_dict", "_init_optim_state") in _callers()
 
