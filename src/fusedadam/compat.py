@@ -1,4 +1,4 @@
-"""What differs between the versions of torch that are supported, in one place.
+"""What differs between the versions of torch, Triton and numpy that are supported, in one place.
 
 Each entry asks for the feature, never for the version number, and says which version makes it obsolete: once that is
 the oldest one supported, the entry goes.
@@ -6,10 +6,12 @@ the oldest one supported, the entry goes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -28,3 +30,24 @@ def distribute(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
         return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
     whole = DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return whole.redistribute(placements=placements)
+
+
+@functools.cache
+def mend_interpreter() -> None:
+    """Lets Triton's interpreter use a value as the bound of a loop. It converts arrays of one element to integers, which
+    numpy refuses from 2.4 on.
+
+    Obsolete with Triton 3.9, which drops the dimensions first.
+    """
+    try:
+        int(np.zeros(1))
+    except TypeError:
+        import triton.runtime.interpreter as interpreter
+
+        patch = interpreter._patch_lang_tensor
+
+        def patch_and_mend(tensor: Any, *scope: Any) -> None:
+            patch(tensor, *scope)
+            tensor.__index__ = lambda self: int(self.handle.data.item())
+
+        interpreter._patch_lang_tensor = patch_and_mend

@@ -140,7 +140,11 @@ def option(group, name):
 
 def scheduled(optimizer, build, names=("lr",)):
     """What the options were in each step of a training with this scheduler."""
-    seen, scheduler = [], build(optimizer)
+    try:
+        seen, scheduler = [], build(optimizer)
+    except RuntimeError as error:  # up to torch 2.6
+        assert "fill_ only supports 0-dimension value tensor" in str(error)
+        pytest.skip(f"schedulers of torch {torch.__version__} do not take an lr of one dimension: {error}")
     for step in range(STEPS):
         seen.append({name: option(optimizer.param_groups[0], name) for name in names})
         train(optimizer, 1, start=step)

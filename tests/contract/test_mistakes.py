@@ -105,6 +105,8 @@ def test_adam_with_weight_decay_loaded_into_adamw():
     set_grads(theirs.param_groups[0]["params"], 0)
     theirs.step()
     saved, ours = theirs.state_dict(), fusedadam.AdamW(leaves())
+    if "decoupled_weight_decay" not in saved["param_groups"][0]:
+        pytest.skip(f"Adam of torch {torch.__version__} does not save how weights decay")
     with pytest.raises(
         ValueError,
         match=r"its weight decay is an L2 penalty, as Adam's, and AdamW's is decoupled.*load it into Adam, or",

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fusedadam
-from tests.distributed.world import World
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU, World
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/scale.md"
@@ -162,6 +162,7 @@ def test_states_have_the_bytes_that_the_script_says() -> None:
         assert scale.bytes_of_state(make, torch.float32, **options) == expected, name
 
 
+@NEEDS_FSDP2_ON_CPU
 def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

@@ -1,7 +1,7 @@
 """Who is calling: torch and Lightning call an optimizer for several reasons, which only the call stack tells apart.
 
-Each probe names the function that it looks for, and the versions in which it was found there. If a later version renames
-it, the probe answers False, and the tests of ZeRO, distributed checkpoints and Lightning fail.
+Each probe names the function that it looks for, and the versions in which it was found there. If a later version
+renames it, the probe answers False, and the tests of ZeRO, distributed checkpoints and Lightning fail.
 """
 
 from __future__ import annotations

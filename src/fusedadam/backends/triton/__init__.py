@@ -20,7 +20,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fusedadam import generated
+from fusedadam import compat, generated
 from fusedadam.backends.triton import kernel, ops, sums
 from fusedadam.engine.backend import Action, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
@@ -29,6 +29,9 @@ from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
 from fusedadam.tensors.transfer import sent
+
+if ops.INTERPRETED:
+    compat.mend_interpreter()
 
 
 class Tile(NamedTuple):
