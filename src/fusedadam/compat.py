@@ -34,8 +34,8 @@ def distribute(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
 
 @functools.cache
 def mend_interpreter() -> None:
-    """Lets Triton's interpreter use a value as the bound of a loop. It converts arrays of one element to integers, which
-    numpy refuses from 2.4 on.
+    """Lets Triton's interpreter use a value as the bound of a loop: it converts arrays of one element to integers,
+    which numpy refuses from 2.4 on.
 
     Obsolete with Triton 3.9, which drops the dimensions first.
     """
