@@ -47,6 +47,28 @@ QUICK_PLACES = [
     for p in PLACES
 ]
 
+
+def forget_default_device() -> None:
+    """``set_default_device(None)``, after which ``get_default_device`` of torch 2.6 fails for want of a device."""
+    torch.set_default_device(None)
+    if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", 0) is None:
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
+
+
+def _takes_lr_of_one_dimension() -> bool:
+    param = torch.zeros(1, requires_grad=True)
+    param.grad = torch.ones(1)
+    try:
+        torch.optim.AdamW([param], lr=torch.tensor([0.1])).step()
+    except TypeError:
+        return False
+    return True
+
+
+# What older versions of torch.optim, to which ours are compared, lack: from torch 2.7 on they have both.
+LR_OF_ONE_DIMENSION = _takes_lr_of_one_dimension()
+SAVES_HOW_WEIGHTS_DECAY = "decoupled_weight_decay" in torch.optim.Adam([torch.zeros(1)]).state_dict()["param_groups"][0]
+
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.5}
 EMA = {**ADAM, "ema_decay": 0.99, "ema_warmup": 0.0, "bias_correction": 1.0}
 ADAMP = {**ADAM, "delta": 0.1, "wd_ratio": 0.1}

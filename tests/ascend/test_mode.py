@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fusedadam import ascend
+from tests.support import forget_default_device
 
 X = torch.arange(4.0)
 
@@ -26,7 +27,7 @@ def by_default(device):
     try:
         return torch.arange(4.0)
     finally:
-        torch.set_default_device(None)
+        forget_default_device()
 
 
 def within(device):

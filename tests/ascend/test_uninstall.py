@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from fusedadam import ascend
 from fusedadam.ascend import mode
+from tests.support import forget_default_device
 
 KINDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OWNERS = (
@@ -237,7 +238,7 @@ def test_a_default_device_that_was_set_while_installed_stays():
         assert torch.get_default_device().type == torch.ones(1).device.type == "cpu"
         assert len(_get_current_function_mode_stack()) == 1, "torch's own"
     finally:
-        torch.set_default_device(None)
+        forget_default_device()
 
 
 def load_to_npu():

@@ -18,6 +18,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
 
+def fully_shard(module: torch.nn.Module, **options: Any) -> None:
+    """As torch's, but torch divides by the number of processes: asked for a mean, gloo of torch 2.8 returns a sum."""
+    torch.distributed.fsdp.fully_shard(module, **options)
+    if hasattr(module, "set_force_sum_reduction_for_comms"):
+        module.set_force_sum_reduction_for_comms(True)
+
+
 @functools.cache
 def mesh_of(*shape: int, names: tuple[str, ...] = ("a", "b", "c")) -> DeviceMesh:
     """Made once: each new one opens connections of its own."""

@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fusedadam import compat
 from tests.distributed.follow import assert_states_lie_like
-from tests.distributed.parts import digest, mesh_of
+from tests.distributed.parts import digest, fully_shard, mesh_of
 from tests.distributed.test_backward import Block, batch, loss_of, make, model
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 

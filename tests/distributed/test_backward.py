@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from fusedadam import compat
-from tests.distributed.parts import mesh_of
+from tests.distributed.parts import fully_shard, mesh_of
 from tests.distributed.reference import OPTIMIZERS
 from tests.meaning.by_hand import largest_cosine
 

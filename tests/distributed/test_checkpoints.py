@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import fusedadam
 from tests.contract.common import MAKERS, PLAIN, leaves
+from tests.distributed.parts import fully_shard
 from tests.distributed.world import World
 
 STEPS, MORE = 3, 2  # before a checkpoint, and after it

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedadam
-from tests.distributed.parts import digest, here, mesh_of
+from tests.distributed.parts import digest, fully_shard, here, mesh_of
 from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, SUMMING
 from tests.distributed.test_backward import STEPS, batch, loss_of, make, model, train
 from tests.distributed.test_backward import assert_same as assert_same_as_alone

@@ -21,10 +21,12 @@ class Gradients(Program):
     def set_gradient(self, param: int, layout: str, view: str) -> None:
         self.set_grad(param, gradient(self.new_values(param), self.params[param], layout, view))
 
-    @precondition(lambda self: any(not self.is_compiled(k) for k in range(len(self.kept))))
+    @precondition(
+        lambda self: hasattr(torch.Tensor, "grad_dtype") and any(not self.is_compiled(k) for k in range(len(self.kept)))
+    )
     @event(dtype=st.sampled_from(sorted(DTYPES)))
     def set_gradients_of_another_dtype(self, dtype: str) -> None:
-        """torch allows this where ``grad_dtype`` is None."""
+        """torch allows this where ``grad_dtype`` is None, which it has from 2.10 on."""
         for k, param in enumerate(self.params):
             if not self.is_compiled(k):
                 param.grad = None

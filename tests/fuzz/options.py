@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import fusedadam
 from tests.fuzz.tensors import DTYPES, LAYOUTS, SHAPES
+from tests.support import LR_OF_ONE_DIMENSION
 
 Flags = Mapping[str, Any]
 Change = tuple[str, Any]
@@ -127,7 +128,7 @@ FAMILIES = [
 COMPILED_MIXES = [("float32", None), ("bfloat16", "float32")]
 MIXES = [*COMPILED_MIXES, *itertools.product(DTYPES, (None, *DTYPES))]
 KEYWORDS = [{}, {"foreach": True}, {"fused": True}, {"foreach": False, "capturable": True}]
-LR_KINDS = ("number", "0-d tensor", "1-element tensor")
+LR_KINDS = ("number", "0-d tensor", *(["1-element tensor"] if LR_OF_ONE_DIMENSION else []))
 
 
 def lr_of(kind: str, value: float) -> Any:

@@ -17,7 +17,7 @@ from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.group_options import GroupOptions
 from tests.fuzz.machine import fuzz, machine
 
-EXAMPLES = 60
+EXAMPLES = 300  # at most: the first failure ends the search
 WRONG_STEP = r"of parameter \d+ in step \d+: element"
 
 

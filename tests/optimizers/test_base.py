@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 
 import fusedadam
 from fusedadam.engine import snapshot
+from tests.support import LR_OF_ONE_DIMENSION
 
 F64 = torch.float64
 AdamW, Adam, EmaAdamW = fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW
@@ -150,7 +151,7 @@ CHANGES = {
     "lr": set_option(lr=0.3),
     "betas": set_option(betas=(0.1, 0.2)),
     "weight_decay": set_option(weight_decay=0.0),
-    "lr, now a tensor": set_option(lr=torch.tensor([0.25], dtype=F64)),
+    "lr, now a tensor": set_option(lr=torch.tensor([0.25] if LR_OF_ONE_DIMENSION else 0.25, dtype=F64)),
     "add_param_group": grow,
     "state.clear": lambda optimizer, params: optimizer.state.clear(),
     "step": lambda optimizer, params: optimizer.state[params[0]]["step"].fill_(100),
@@ -189,7 +190,7 @@ def test_amsgrad_may_begin_late(cls):
 
 
 @EVERY
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [(), (1,)] if LR_OF_ONE_DIMENSION else [()])
 def test_a_tensor_lr_is_read_anew_in_every_step_and_left_alone(cls, shape):
     lrs = [torch.full(shape, 0.1, dtype=F64) for _ in range(2)]
     twins = Twins(cls, lr=0.1)
