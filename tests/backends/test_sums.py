@@ -40,8 +40,15 @@ def available():
     return [p.values[0] for p in PLACES if (p.values[0] != ("cpu", "triton") if gpu else p.values[0][0] == "cpu")]
 
 
-@pytest.mark.parametrize("case", SUMMING, ids=lambda c: c.id)
-@pytest.mark.parametrize("dtypes", [[F32], [BF16, F32, F16]], ids=str)
+# mixed dtypes with every other case, and with all of them in the exhaustive tests
+MIXED = [BF16, F32, F16]
+CASES_AND_DTYPES = [pytest.param(case, [F32], id=f"{case.id}-float32") for case in SUMMING] + [
+    pytest.param(case, MIXED, id=f"{case.id}-mixed", marks=[pytest.mark.exhaustive] if k % 2 else [])
+    for k, case in enumerate(SUMMING)
+]
+
+
+@pytest.mark.parametrize(("case", "dtypes"), CASES_AND_DTYPES)
 def test_all_backends_give_the_same_bits(case, dtypes):
     if case.id == "clip-scaled":
         pytest.skip("any p: powers are not rounded correctly; see the next test")

@@ -91,7 +91,16 @@ def test_fsdp2_on_two(two, optimizer):
     two.run(train_fsdp2, optimizer, 2)
 
 
-@EVERY
+# uneven shards: one rule of each kind, the others in the exhaustive tests
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(
+            name, marks=[] if name in ("AdamW", "AdamP nesterov", "BertAdam all") else [pytest.mark.exhaustive]
+        )
+        for name in OPTIMIZERS
+    ],
+)
 def test_fsdp2_on_three(three, optimizer):
     three.run(train_fsdp2, optimizer, 3)
 

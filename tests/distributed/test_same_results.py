@@ -98,7 +98,15 @@ def assert_equals_one_process(world: Any, layout: str, optimizer: str, dtype: st
 
 # every layout in float32; the other dtypes have other kernels, but are divided in the same way
 EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", OPTIMIZERS)
-OTHERS = pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+# each optimizer with one of the other dtypes, and with both in the exhaustive tests
+OTHERS = pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.exhaustive] if (i + k) % 2 else [])
+        for i, name in enumerate(OPTIMIZERS)
+        for k, dtype in enumerate(("bfloat16", "float64"))
+    ],
+)
 
 
 @EVERY_OPTIMIZER
@@ -120,14 +128,12 @@ def test_on_four(four, library, layout, optimizer):
 
 
 @OTHERS
-@EVERY_OPTIMIZER
 @pytest.mark.parametrize("layout", ["FSDP2 on 2", "tensor parallel on 2"])
 def test_other_dtypes_on_two(two, library, layout, optimizer, dtype):
     assert_equals_one_process(two, layout, optimizer, dtype, library)
 
 
 @OTHERS
-@EVERY_OPTIMIZER
 @pytest.mark.parametrize("layout", ["rows and columns on 4"])
 def test_other_dtypes_on_four(four, library, layout, optimizer, dtype):
     assert_equals_one_process(four, layout, optimizer, dtype, library)

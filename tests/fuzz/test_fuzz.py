@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.machine import fuzz, machine
 from tests.fuzz.options import FAMILIES
 
-EXAMPLES = 50
+EXAMPLES = 30
 
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])

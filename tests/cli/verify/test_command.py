@@ -74,7 +74,9 @@ def children_of(session: int) -> list[int]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
-@pytest.mark.parametrize("processes", [2, 3, 4])  # besides the command there is a helper of multiprocessing's
+@pytest.mark.parametrize(
+    "processes", [2, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 4))]
+)  # besides the command there is a helper of multiprocessing's
 def test_ctrl_c_ends_everything_at_once(processes):
     program = "import os, sys; sys.stderr.write(f'session {os.getsid(0)} '); from fusedadam.__main__ import main; "
     program += "sys.exit(main(['verify', '--jobs', '2', '--device', 'cpu', '--backend', 'eager', '--all']))"
