@@ -38,18 +38,18 @@ def test_seeds(kind):
 
 
 def test_memory_is_counted_and_its_peak_falls_when_told_to(kind):
-    """Linux counts the memory of a process in batches, so a peak may be a little below what was seen."""
+    """Linux counts the memory of a process in batches for each core, so a peak may be a little below what was seen."""
     npu = torch.npu
     npu.reset_peak_memory_stats()
     before = npu.memory_allocated()
     large = torch.ones(128 * MEGABYTE, dtype=torch.uint8, device="npu")
     during = npu.memory_allocated("npu:0")
     assert during - before > 100 * MEGABYTE
-    assert npu.max_memory_allocated() > during - MEGABYTE
+    assert npu.max_memory_allocated() > during - 8 * MEGABYTE
     del large
     npu.empty_cache()
     assert npu.memory_allocated(0) < during - 100 * MEGABYTE
-    assert npu.max_memory_allocated() > during - MEGABYTE
+    assert npu.max_memory_allocated() > during - 8 * MEGABYTE
     npu.reset_peak_memory_stats(0)
     assert npu.max_memory_allocated("npu") < during - 100 * MEGABYTE
 

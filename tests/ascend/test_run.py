@@ -224,7 +224,8 @@ def test_torchrun_starts_it_as_it_starts_scripts(tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m")
     done = python(*torchrun, "fusedadam", "run", "-q", "--device", "cpu", "talking.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 has 3.0", "rank 1 has 3.0"]
+    printed = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8 says this, too
+    assert sorted(printed) == ["rank 0 has 3.0", "rank 1 has 3.0"]
 
 
 def test_where_the_real_torch_npu_is_it_steps_aside_and_says_so(tmp_path):
