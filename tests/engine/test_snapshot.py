@@ -184,6 +184,21 @@ def test_tensors_of_many_dimensions(loop, dimensions):
     assert seen.compare([param], {})[0] == CHANGED
 
 
+@pytest.mark.parametrize("role", ["param", "exp_avg"])
+def test_a_lazy_clone_is_not_written_through(loop, role):
+    """Its memory is the original's until torch is asked for the address."""
+    param = torch.nn.Parameter(torch.ones(5))
+    optimizer = fusedadam.AdamW([param], lr=0.1)
+    for _ in range(3):
+        param.grad = torch.ones(5)
+        optimizer.step()
+    original = torch.full((5,), 2.0)
+    (param if role == "param" else optimizer.state[param][role]).data = torch._lazy_clone(original)
+    optimizer.step()
+    assert original.tolist() == [2.0] * 5
+    assert (param if role == "param" else optimizer.state[param][role])[0] != 2.0
+
+
 def test_no_gradient_and_no_state_is_kept_alive(loop):
     params, states, slots = setting()
     seen = Snapshot(slots, params, states)

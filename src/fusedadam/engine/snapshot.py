@@ -161,7 +161,7 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         words[names.LIST_ITEM : names.CLEAR_ERROR + 1] = functions
         words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
         words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(params), len(owners), len(slots)
-        words[names.IMPL_AT : names.NBYTES_AT + 1] = at
+        words[names.IMPL_AT : names.SHARED + 1] = at
         for name, array in arrays.items():
             words[name] = array.ctypes.data
         if any(spec is not None for spec in snapshot.specs):

@@ -93,7 +93,7 @@ def compare(words, found, kind, layout, address, slot):
     """Compares one tensor with its layout, which is brought up to date, and with its address."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
-    impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at = words
+    impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at, deleter_at, shared = words
     impl = at(found, impl_at)
     count = at(impl, dimensions_at)
     changed = differs(layout, LAYOUT_KIND, at(impl, kind_at) & HALF_WORD)
@@ -110,8 +110,10 @@ def compare(words, found, kind, layout, address, slot):
     begin, needed = 0, at(slot, SLOT_NEEDED)
     if needed > 0:  # a storage may have shrunk under its tensor, to nothing or to less than it needs
         storage = at(impl, storage_at)
-        if storage == 0 or at(storage, data_at) == 0:
-            return CHANGED
+        if storage == 0 or at(storage, data_at) == 0 or at(storage, deleter_at) == shared:
+            return (
+                CHANGED  # shared: memory of a lazy clone, of which torch makes a copy when it is asked for the address
+            )
         offset = at(impl, offset_at) * at(slot, SLOT_ITEM)
         if offset + needed > at(storage, nbytes_at):
             return CHANGED
@@ -166,6 +168,7 @@ def look(a):
     # in registers: the compiler would load them again after every call
     words = (
         a[IMPL_AT], a[STORAGE_AT], a[DIMENSIONS_AT], a[OFFSET_AT], a[KIND_AT], a[KEYS_AT], a[DATA_AT], a[NBYTES_AT],
+        a[DELETER_AT], a[SHARED],
     )  # fmt: skip
     list_item, set_item, dict_item, add_reference = a[LIST_ITEM], a[SET_ITEM], a[DICT_ITEM], a[ADD_REFERENCE]
     params, values, tensors, slots, count, hints = a[PARAMS], a[VALUES], a[FOUND], a[SLOTS], a[N_SLOTS], a[HINTS]

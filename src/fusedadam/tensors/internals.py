@@ -31,6 +31,8 @@ class TensorWords(NamedTuple):
     keys: int  # in a TensorImpl: its dispatch keys, among them the negative bit and ZeroTensor
     data: int  # in a storage: the address of its memory
     nbytes: int  # in a storage: its size in bytes
+    deleter: int  # in a storage: the function that frees its memory
+    shared: int  # no offset: the deleter of memory that two tensors share until one is written (torch._lazy_clone)
 
 
 @functools.cache
@@ -39,6 +41,9 @@ def find() -> TensorWords | None:
     samples = _samples()
     storages = [tensor.untyped_storage() for tensor in samples]
     impls, storage_impls = [t._cdata for t in samples], [s._cdata for s in storages]
+    clones = [torch._lazy_clone(sample) for sample in _samples()[:2]]
+    lazy = [clone.untyped_storage()._cdata for clone in clones]
+    deleter = _constant(storage_impls, lazy, STORAGE_WORDS)
     found = (
         _offset([id(t) for t in samples], OBJECT_WORDS, impls),
         _offset(impls, IMPL_WORDS, storage_impls),
@@ -48,6 +53,8 @@ def find() -> TensorWords | None:
         _offset(impls, IMPL_WORDS, [dispatch_keys(t) for t in samples]),
         _offset(storage_impls, STORAGE_WORDS, [s.data_ptr() for s in storages]),
         _offset(storage_impls, STORAGE_WORDS, [s.nbytes() for s in storages]),
+        deleter,
+        None if deleter is None else _words(lazy[0], STORAGE_WORDS)[deleter],
     )
     if None in found:
         return None
@@ -76,6 +83,16 @@ def _offset(addresses: list[int], count: int, expected: list[int], mask: int = W
     """The first offset where the objects at these addresses have the expected words, or parts of words."""
     rows = [_words(address, count) for address in addresses]
     return next((k for k in range(count) if [row[k] & mask for row in rows] == expected), None)
+
+
+def _constant(addresses: list[int], others: list[int], count: int) -> int | None:
+    """The first offset where the objects have the same word, and the others the same as each other, but another one."""
+    rows, other_rows = ([_words(address, count) for address in each] for each in (addresses, others))
+    for k in range(count):
+        values, other_values = {row[k] for row in rows}, {row[k] for row in other_rows}
+        if len(values) == len(other_values) == 1 and values != other_values:
+            return k
+    return None
 
 
 def _layout(tensor: Tensor, at: TensorWords) -> list[int]:
