@@ -212,3 +212,23 @@ def under_way(look: str) -> None:
 @LOOKS
 def test_a_gradient_that_is_under_way(two, look):
     two.run(under_way, look)
+
+
+def local_of_another_dtype(look: str) -> None:
+    """The offset of a shard counts in its own elements, not in the DTensor's."""
+    with looking(look):
+        param, other = parameter(torch.zeros(8), mesh_of(2), S0), torch.nn.Parameter(torch.zeros(4))
+        param.grad, other.grad = torch.ones_like(param), torch.ones(4)
+        memory = torch.full((100,), -1.0, dtype=torch.bfloat16)
+        memory[16:20] = 1
+        param.grad._local_tensor = memory[16:20]
+        opt = fusedadam.AdamW([param, other], lr=1.0, weight_decay=0.0)
+        opt.step()
+        other.grad = other.grad.clone()
+        opt.step()
+        assert here(param).tolist() == pytest.approx([-2.0] * 4)
+
+
+@LOOKS
+def test_a_local_shard_of_another_dtype(two, look):
+    two.run(local_of_another_dtype, look)

@@ -184,6 +184,24 @@ def test_tensors_of_many_dimensions(loop, dimensions):
     assert seen.compare([param], {})[0] == CHANGED
 
 
+def test_a_class_that_is_gone_is_not_mistaken_for_another(loop):
+    """Classes are told apart by their addresses: one at the address of a freed one crashed the compiled loop."""
+    param = torch.nn.Parameter(torch.ones(5))
+    param.grad = torch.ones(5)
+    optimizer = fusedadam.AdamW([param])
+    optimizer.step()
+    state, passing = optimizer.state[param], type("Passing", (torch.Tensor,), {})
+    state["exp_avg"] = state["exp_avg"].as_subclass(passing)
+    optimizer.step()
+    address = id(passing)
+    del state["exp_avg"], passing
+    gc.collect()
+    others = [type("Other", (), {}) for _ in range(3000)]
+    state["exp_avg"] = next((other for other in others if id(other) == address), others[0])()
+    with pytest.raises(TypeError, match="'exp_avg' is a Other"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("role", ["param", "exp_avg"])
 def test_a_lazy_clone_is_not_written_through(loop, role):
     """Its memory is the original's until torch is asked for the address."""

@@ -64,8 +64,10 @@ class Snapshot:
         self.addresses: Int64s = np.array([0 if t is None else address_of(local(t)) for t in tensors], dtype=np.int64)
         self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each DTensor is sharded
         self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
+        addresses = self.addresses.copy()
         _, found = self.compare(params, states)
-        if self.compare(params, states)[0] != SAME:  # a tensor that the compiled loop cannot describe
+        # a tensor that the compiled loop cannot describe, or finds elsewhere than torch does
+        if self.compare(params, states)[0] != SAME or (self.addresses != addresses).any():
             self.compare = _plain_look(self, tensors)
             _, found = self.compare(params, states)
         # False: another thread has replaced one of them in the meantime
@@ -167,8 +169,10 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         if any(spec is not None for spec in snapshot.specs):
             words[[names.LOCAL_AT, names.SPEC_AT]] = _dtensor_words()
         lists = slice(names.PARAMS, names.FOUND + 1)
+        # A class that is freed could leave its address, by which the loop knows it, to a class of anything.
+        alive = arrays, [type(tensor) for tensor in tensors], [type(local(tensor)) for tensor in tensors]
 
-        def look(now: list[Tensor], states: dict[Any, Any], _alive: object = arrays) -> tuple[int, Tensors]:
+        def look(now: list[Tensor], states: dict[Any, Any], _alive: object = alive) -> tuple[int, Tensors]:
             now, states = list(now), dict(states)  # at once: other threads may change them at any time
             now_owners, values = list(states), list(states.values())
             if len(now) != len(params) or len(now_owners) != len(owners):
@@ -195,7 +199,8 @@ def _slot_words(snapshot: Snapshot, tensors: Sequence[Any]) -> Int64s:
         if spec is not None:
             row[names.SLOT_LOCAL_TYPE], row[names.SLOT_SPEC] = id(type(tensor._local_tensor)), id(spec)
         if tensor is not None:
-            row[names.SLOT_NEEDED], row[names.SLOT_ITEM] = extent(local(tensor)), tensor.element_size()
+            here = local(tensor)  # whose dtype is not always the DTensor's
+            row[names.SLOT_NEEDED], row[names.SLOT_ITEM] = extent(here), here.element_size()
     return slots
 
 
