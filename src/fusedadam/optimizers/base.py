@@ -65,7 +65,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._is_under_zero = callers.zero_creates_optimizer()
         self._reset()
         checks.iterable_of_parameters("params", params)
-        given: Any = params if isinstance(params, (Tensor, Mapping)) else list(params)
+        # a set stays one: torch 2.15 warns that it has no order
+        given: Any = params if isinstance(params, (Tensor, Mapping, set)) else list(params)
         self.check(options)
         with _restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
