@@ -65,7 +65,7 @@ def _takes_lr_of_one_dimension() -> bool:
     return True
 
 
-# What older versions of torch.optim, to which ours are compared, lack: from torch 2.7 on they have both.
+# Ours are compared to torch.optim, which has both of these in torch 2.8 and neither in 2.6.
 LR_OF_ONE_DIMENSION = _takes_lr_of_one_dimension()
 SAVES_HOW_WEIGHTS_DECAY = "decoupled_weight_decay" in torch.optim.Adam([torch.zeros(1)]).state_dict()["param_groups"][0]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def distribute(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
     """Makes a DTensor of a tensor that every process has whole: each takes its shard, and nothing is sent.
 
-    Obsolete with torch 2.7, whose ``distribute_tensor`` has ``src_data_rank``.
+    Obsolete with torch 2.8, whose ``distribute_tensor`` has ``src_data_rank``.
     """
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 

@@ -1,5 +1,6 @@
 """torch.npu: devices, seeds, memory, events, streams, and the options of Ascend's compiler."""
 
+import os
 import time
 import warnings
 
@@ -9,6 +10,7 @@ import torch
 from fusedadam.ascend import npu as npu_module
 
 MEGABYTE = 1 << 20
+SLACK = MEGABYTE * max(1, (os.cpu_count() or 1) // 4)  # each core has a batch of its own
 
 
 def test_devices(kind):
@@ -38,18 +40,18 @@ def test_seeds(kind):
 
 
 def test_memory_is_counted_and_its_peak_falls_when_told_to(kind):
-    """Linux counts the memory of a process in batches for each core, so a peak may be a little below what was seen."""
+    """Linux counts the memory of a process in batches, so a peak may be a little below what was seen."""
     npu = torch.npu
     npu.reset_peak_memory_stats()
     before = npu.memory_allocated()
     large = torch.ones(128 * MEGABYTE, dtype=torch.uint8, device="npu")
     during = npu.memory_allocated("npu:0")
     assert during - before > 100 * MEGABYTE
-    assert npu.max_memory_allocated() > during - 8 * MEGABYTE
+    assert npu.max_memory_allocated() > during - SLACK
     del large
     npu.empty_cache()
     assert npu.memory_allocated(0) < during - 100 * MEGABYTE
-    assert npu.max_memory_allocated() > during - 8 * MEGABYTE
+    assert npu.max_memory_allocated() > during - SLACK
     npu.reset_peak_memory_stats(0)
     assert npu.max_memory_allocated("npu") < during - 100 * MEGABYTE
 

@@ -29,7 +29,7 @@ import torch
 LIMIT = 180.0  # seconds in which whatever happens must have happened: kernels may be compiled, on a busy machine
 GRACE = 3.0  # seconds in which the others are heard after one has failed: most fail of the same
 PRELOADED = ["tests.distributed.preload"]
-# FSDP2 records events of a CPU's streams, which have none before torch 2.7: it needs a GPU there.
+# FSDP2 records events of a CPU's streams. In torch 2.6 these have none, so it needs a GPU there.
 FSDP2_RUNS_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 NO_FSDP2_ON_CPU = "AttributeError: 'Stream' object has no attribute 'record_event'"
 # what torch itself refuses to do, in some versions

@@ -124,9 +124,13 @@ def now_and_then(params, step):
         p.grad = torch.full_like(p, step + 1.0) if (step + k) % 3 else None
 
 
+QUICK = [(fusedadam.AdamW, now_and_then), (fusedadam.Adam, moving), (fusedadam.EmaAdamW, now_and_then)]
+OTHERS = [(fusedadam.AdamW, moving), (fusedadam.Adam, now_and_then), (fusedadam.EmaAdamW, moving)]
+
+
 @pytest.mark.parametrize(
     ("cls", "gradients"),
-    [(fusedadam.AdamW, now_and_then), (fusedadam.Adam, moving), (fusedadam.EmaAdamW, now_and_then)],
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in OTHERS)],
     ids=lambda x: x.__name__,
 )
 def test_objects_and_memory_are_flat_over_hundreds_of_steps(cls, gradients):

@@ -26,7 +26,7 @@ class Gradients(Program):
     )
     @event(dtype=st.sampled_from(sorted(DTYPES)))
     def set_gradients_of_another_dtype(self, dtype: str) -> None:
-        """torch allows this where ``grad_dtype`` is None, which it has from 2.10 on."""
+        """torch allows this where ``grad_dtype`` is None, which torch 2.8 does not have and 2.11 has."""
         for k, param in enumerate(self.params):
             if not self.is_compiled(k):
                 param.grad = None

@@ -207,7 +207,11 @@ def written_out(param: Value, grad: Value, state: Value, *, s: Scalar, f: Flag) 
     return param, state
 
 
-@pytest.mark.parametrize(("f", "dtype"), [(True, F32), (False, F64)], ids=str)
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [(True, F32), (False, F64), *(pytest.param(*p, marks=pytest.mark.exhaustive) for p in ((True, F64), (False, F32)))],
+    ids=str,
+)
 def test_a_helper_that_sums_is_as_if_it_were_written_out(f, dtype):
     roles = draw(Case(with_helpers, {"f": f}, {}), [(5, 7), (3, 300), (6,)], [dtype])
     for place in (("cpu", "eager"), ("cpu", "numba")):

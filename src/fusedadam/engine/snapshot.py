@@ -3,8 +3,8 @@
 A launch table stays valid as long as every parameter, gradient and state has the address, dtype, shape, strides, device
 and dispatch keys (is it negated, is it zeros without memory?) that it had, and a storage that is large enough. In plain
 Python the comparison takes longer than the update of a small tensor, so a compiled loop (snapshot_loop.py) makes it,
-where Numba is available and internals.py has found what it reads. A snapshot holds
-numbers, never tensors. The tensors that it has looked at go to the caller, who keeps them until the kernels are done.
+where Numba is available and internals.py has found what it reads. A snapshot holds numbers, never tensors. The tensors
+that it has looked at go to the caller, who keeps them until the kernels are done.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         if any(spec is not None for spec in snapshot.specs):
             words[[names.LOCAL_AT, names.SPEC_AT]] = _dtensor_words()
         lists = slice(names.PARAMS, names.FOUND + 1)
-        # A class that is freed could leave its address, by which the loop knows it, to a class of anything.
-        alive = arrays, [type(tensor) for tensor in tensors], [type(local(tensor)) for tensor in tensors]
+        # The loop knows classes by their addresses: if one were freed, a class of other objects could take its place.
+        alive = arrays, {type(tensor) for outer in tensors for tensor in (outer, local(outer))}
 
         def look(now: list[Tensor], states: dict[Any, Any], _alive: object = alive) -> tuple[int, Tensors]:
             now, states = list(now), dict(states)  # at once: other threads may change them at any time
