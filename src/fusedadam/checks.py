@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, local
 from fusedadam.tensors.transfer import capturing
@@ -95,6 +95,13 @@ def betas(name: str, value: Any) -> None:
 def boolean(name: str, value: Any, or_none: bool = False) -> None:
     if not isinstance(value, bool) and not (or_none and value is None):
         raise TypeError(f"{name}={value!r} must be True or False{' or None' if or_none else ''}")
+
+
+def seed(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an int")
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name}={value!r} is out of range; it must be at least 0 and below 2**64")
 
 
 def storage_dtype(name: str, value: Any) -> None:
@@ -211,11 +218,18 @@ def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
             before.append((name, span))
 
 
-def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "") -> None:
-    """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it."""
+def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "", by_block: Collection[str] = ()) -> None:
+    """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. Those ``by_block``
+    have one value for 32 neighbors of the last dimension."""
     shape, device = tensors[param].shape, tensors[param].device
     for name, value in tensors.items():
-        if value.shape != shape:
+        if name in by_block:
+            if value.numel() * BLOCK != tensors[param].numel() or value.shape[:-1] != shape[:-1]:
+                raise RuntimeError(
+                    f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; it must have "
+                    f"one value for {BLOCK} neighbors of the last dimension"
+                )
+        elif value.shape != shape:
             raise RuntimeError(
                 f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; they must be equal"
             )

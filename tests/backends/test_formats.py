@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fusedadam.backends import codecs, eager
+from fusedadam.backends import codecs
 from fusedadam.rules.ops import tensor_sum
 from fusedadam.rules.rule import RuleError, Scalar, Value, Values, rule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, bits_of_float, float_of_bits
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, tensors
+from fusedadam.tensors.formats.format import bits_of_float, float_of_bits
 from tests.support import BF16, F16, F32, F64, PLACES, Case, apply, assert_same_bits, draw
 
 FLOATS32 = torch.cat(
@@ -88,17 +89,17 @@ def test_the_codec_of_bfloat16_gives_the_bits_of_torchs_conversion():
     one = FORMATS["bf16"]
     codec = Format("bf16_by_codec", one.arrays, one.decode, one.encode, rounds=True)
     native, by_codec = (torch.empty_like(FLOATS32, dtype=BF16) for _ in "ab")
-    eager.store(one, [native], FLOATS32)
-    eager.store(codec, [by_codec], FLOATS32)
+    tensors.store(one, [native], FLOATS32)
+    tensors.store(codec, [by_codec], FLOATS32)
     assert_same(by_codec, native)
     assert (by_codec.view(torch.int16)[by_codec.isnan()] == 0x7FC0).all()
-    back = eager.load(codec, [by_codec], F32)
+    back = tensors.load(codec, [by_codec], F32)
     assert torch.equal(back.view(torch.int32), by_codec.view(torch.int16).int() << 16)
     finite = ~native.isnan()
-    assert torch.equal(eager.load(one, [native], F32)[finite], back[finite])
+    assert torch.equal(tensors.load(one, [native], F32)[finite], back[finite])
     wide = floats64()
     by_codec = torch.empty_like(wide, dtype=BF16)
-    eager.store(codec, [by_codec], wide)
+    tensors.store(codec, [by_codec], wide)
     assert_same(by_codec, once(wide, BF16))
 
 

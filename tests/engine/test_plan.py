@@ -27,8 +27,8 @@ def made(grads, states, new_state=None, steps=None):
         param.grad = grad
         states.setdefault(param, {})
 
-    def zeros(_: str) -> torch.Tensor:
-        return torch.zeros(3)
+    def zeros(role: str, _before: dict) -> dict:
+        return {role: torch.zeros(3)}
 
     participants = [
         Participant(p, p.grad, k, 0, adam.specialize(FLAGS), backend, new_state or zeros)
@@ -55,11 +55,11 @@ def test_it_makes_states_and_runs():
 def test_what_fails_while_it_is_prepared_leaves_no_trace():
     states, made_states = {}, []
 
-    def fails_at_last(name):
-        made_states.append(name)
+    def fails_at_last(role, _before):
+        made_states.append(role)
         if len(made_states) == 4:
             raise MemoryError
-        return torch.zeros(3)
+        return {role: torch.zeros(3)}
 
     with pytest.raises(MemoryError):
         made([torch.ones(3), torch.ones(3)], states, fails_at_last)

@@ -1,19 +1,22 @@
 """The codecs of storage formats as source text: checked and rewritten like rules, for a backend to bind its ops to.
 
-tensors/formats.py says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
+tensors/formats says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import FORMATS, OPS, Format, round_to_odd
+from fusedadam.tensors.formats import FORMATS, Format
+from fusedadam.tensors.formats.format import OPS
+from fusedadam.tensors.formats.noise import HALF, hash_and_share, scramble, step_key, turn_1, turn_2
+from fusedadam.tensors.formats.plain import round_to_odd
 
 OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.BitAnd: "bit_and", ast.BitOr: "bit_or",
@@ -58,17 +61,54 @@ class WithCalls(WithOperators):
 
 
 class StageFormats:
-    """The formats of everything that a stage reads, writes or rounds as if it were stored, for one backend."""
+    """The formats of everything that a stage reads, writes or rounds as if it were stored, for one backend.
 
-    def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str) -> None:
-        self.compute, self.backend = compute, backend
+    ``roles``: all roles of the rule, in the order of its signature: each takes its own noise.
+    """
+
+    def __init__(
+        self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str, roles: Sequence[str] = ()
+    ) -> None:
+        self.compute, self.backend, self._roles = compute, backend, roles
         self.round_trips = [role for role in formats if f"_stored_{role}(" in stage.functions[-1]]
         names = dict.fromkeys((*stage.reads, *stage.row_values, *stage.writes, *self.round_trips))
         self.formats = {name: FORMATS[formats[name]] for name in names}
+        self.by_block = any(fmt.by_block for fmt in self.formats.values())
+        self.written_by_block = [name for name in stage.writes if self.formats[name].by_block]
+        self.is_stochastic = any(self.formats[name].is_stochastic for name in stage.writes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a kernel has so much to compute that it does not only wait for memory."""
+        return self.by_block or self.is_stochastic
 
     def arrays(self, names: Iterable[str]) -> list[str]:
         """The arrays that these are kept in, which are fields of the table."""
         return [array for name in names for array in self.formats[name].array_names(name)]
+
+    def by_element(self, names: Iterable[str]) -> list[str]:
+        """The same without the arrays by block."""
+        return [
+            array_name
+            for name in names
+            for array, array_name in zip(self.formats[name].arrays, self.formats[name].array_names(name), strict=True)
+            if array.by == "element"
+        ]
+
+    def noise_argument(self, name: str, constant: Callable[[int], str]) -> str:
+        """What encode, or measure, takes besides the value: nothing, noise, or the constant that rounds to nearest."""
+        fmt = self.formats[name]
+        if not fmt.takes_noise:
+            return ""
+        if not fmt.is_stochastic:
+            return f", {constant(HALF)}"
+        number, share = hash_and_share(name, self._roles)
+        return f", _turn_{share}(_hash_{number})" if share else f", _hash_{number}"
+
+    def hashes(self, names: Iterable[str]) -> list[int]:
+        """The hashes that the noise of these roles comes from."""
+        stochastic = [name for name in names if self.formats[name].is_stochastic]
+        return sorted({hash_and_share(name, self._roles)[0] for name in stochastic})
 
     def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:
         """Adds ``_stored_ROLE(x)``: what comes back when x is stored and loaded. ``native``: the same, for formats that
@@ -86,7 +126,8 @@ class StageFormats:
         """What a kernel with these formats calls: ``_decode_FORMAT`` and ``_encode_FORMAT`` of each that is not native,
         from and to the compute dtype, and ``_round_to_odd``. ``sole_format``: the format that all its inputs have."""
         formats = tuple(self.formats.values())
-        return _codec_functions(formats, self.backend, self.compute, lowering, sole_format)  # type: ignore[arg-type]
+        made = _codec_functions(formats, self.backend, self.compute, lowering, sole_format, self.is_stochastic)  # type: ignore[arg-type]
+        return list(made)
 
     def rounded(self, fmt: Format, x: str) -> str:
         """``x`` as the hardware is to convert it, which would round a float64 twice."""
@@ -96,21 +137,34 @@ class StageFormats:
 
 @functools.cache
 def _codec_functions(
-    formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], sole_format: Format | None
-) -> list[str]:
+    formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], sole_format: Format | None,
+    is_stochastic: bool,
+) -> list[str]:  # fmt: skip
     helpers: dict[FunctionType, Helper] = {}
     texts = []
-    if any(fmt.rounds for fmt in formats) and compute == "f64":
+    wide = compute == "f64"
+    if any(fmt.rounds for fmt in formats) and wide:
         texts.append(_lowered("_round_to_odd", round_to_odd, lowering, helpers))
+    if is_stochastic:
+        functions: dict[str, Callable[..., Any]] = {
+            "_scramble": scramble,
+            "_step_key": step_key,
+            "_turn_1": turn_1,
+            "_turn_2": turn_2,
+        }
+        texts += [_lowered(name, function, lowering, helpers) for name, function in functions.items()]
     for fmt in dict.fromkeys(formats):
-        if not fmt.is_native(backend):
-            encode = fmt.encode_if_sole if fmt is sole_format and fmt.encode_if_sole else fmt.encode
-            wide = compute == "f64"
-            before = ("_round_to_odd" if fmt.rounds else "narrow") if wide else None
-            texts.append(
-                _lowered(f"_decode_{fmt.name}", fmt.decode, lowering, helpers, after="widen" if wide else None)
-            )
-            texts.append(_lowered(f"_encode_{fmt.name}", encode, lowering, helpers, before=before))
+        if fmt.is_native(backend):
+            continue
+        encode = fmt.encode_if_sole if fmt is sole_format and fmt.encode_if_sole else fmt.encode
+        before = ("_round_to_odd" if fmt.rounds else "narrow") if wide else None
+        texts.append(_lowered(f"_decode_{fmt.name}", fmt.decode, lowering, helpers, after="widen" if wide else None))
+        if fmt.by_block:
+            texts.append(_lowered(f"_measure_{fmt.name}", fmt.measure, lowering, helpers, before=before))
+            texts.append(_lowered(f"_of_block_{fmt.name}", fmt.of_block, lowering, helpers))
+        texts.append(
+            _lowered(f"_encode_{fmt.name}", encode, lowering, helpers, before=None if fmt.by_block else before)
+        )
     return [*(helper.text for helper in helpers.values()), *texts]
 
 

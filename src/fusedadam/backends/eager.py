@@ -21,7 +21,9 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Format, round_to_odd
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS
+from fusedadam.tensors.formats.noise import TURNS, hash_and_share, hash_key, scramble, step_key, wrapped
+from fusedadam.tensors.formats.tensors import load, store
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
@@ -53,16 +55,22 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     compute, number, update = _bind(table, stage, table.device)
     formats = {r: FORMATS[table.formats[r]] for r in stage.arrays}
     arrays = {r: formats[r].array_names(r) for r in stage.arrays}
+    per_word = {
+        n: BLOCK if a.by == "block" else 1 for r, f in formats.items() for n, a in zip(arrays[r], f.arrays, strict=True)
+    }
+    stochastic = [r for r in stage.writes if formats[r].is_stochastic]
 
     def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:
-        here = {r: [roles[name][row, column] for name in arrays[r]] for r in stage.arrays}
+        here = {r: [roles[n][row, _in_words(column, per_word[n])] for n in arrays[r]] for r in stage.arrays}
         values = {r: load(formats[r], here[r], compute) for r in stage.reads}
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
         row_values = [_local_row_values(table, k, r)[row, None].to(table.device) for r in stage.row_values]
         results = update(*values.values(), *row_values, *scalars)
+        noise_of = _noise(table, k, row, column) if stochastic else None
         for role, value in zip(stage.writes, results, strict=False):
-            store(formats[role], here[role], value)
+            noise = noise_of(role) if noise_of is not None and role in stochastic else None
+            store(formats[role], here[role], value, noise)
         size = sums.SEGMENT["element"]
         for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))
@@ -73,12 +81,36 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     def run(member_roles: Sequence[Roles]) -> None:
         for k, roles in enumerate(member_roles):
             rows, width = int(table.rows[k]), int(table.widths[k])
-            flat = {n: roles[n].as_strided((rows, width), (width, 1)) for names in arrays.values() for n in names}
+            flat = {n: roles[n].as_strided((rows, width // each), (width // each, 1)) for n, each in per_word.items()}
             scalars = [number(x) for x in _scalars(table, stage.scalars, k)]
             for row, column in _slices(rows, width):
                 visit(flat, k, scalars, row, column)
 
     return run
+
+
+def _in_words(column: slice, per_word: int) -> slice:
+    return slice(column.start // per_word, column.stop // per_word)
+
+
+def _noise(table: LaunchTable, k: int, row: slice, column: slice) -> Callable[[str], Tensor]:
+    """The noise of these elements, by role."""
+    width, mapped = int(table.widths[k]), table.index_maps[k]
+    rows, columns = (torch.arange(s.start, s.stop, device=table.device) for s in (row, column))
+    index = mapped.index_of(rows[:, None] * width + columns).to(torch.int32)
+    step, seed = (
+        torch.tensor(wrapped(int(table.words[table.fields[name], k])), dtype=torch.int32, device=table.device)
+        for name in ("_step", "_seed")
+    )
+    key = step_key(step, seed)
+
+    def noise(role: str) -> Tensor:
+        number, share = hash_and_share(role, table.specialized.rule.roles)
+        word: Tensor = scramble(index + (key + hash_key(number)))
+        turn = TURNS[share]
+        return word if turn is None else turn(word)
+
+    return noise
 
 
 def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
@@ -177,29 +209,3 @@ def _combine(table: LaunchTable, summation: Sum) -> None:
             _local_row_values(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
         else:
             table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
-
-
-def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
-    """A copy, always: a rule may store one role in another, and must not see what has been stored already."""
-    if fmt.is_native("eager"):
-        return arrays[0].to(compute, copy=True)
-    assert fmt.decode is not None
-    value: Tensor = fmt.decode(*(words.to(torch.int32, copy=True) for words in _words(fmt, arrays)))
-    return value.to(compute)
-
-
-def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor) -> None:
-    """Rounds once. torch itself takes float64 to 16 bits by way of float32, which rounds twice."""
-    if value.dtype == torch.float64 and fmt.rounds:
-        value = round_to_odd(value)
-    if fmt.is_native("eager"):
-        arrays[0].copy_(value)
-        return
-    assert fmt.encode is not None
-    encoded = fmt.encode(value.float())
-    for words, new in zip(_words(fmt, arrays), encoded if len(arrays) > 1 else [encoded], strict=True):
-        words.copy_(new)
-
-
-def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, fmt.arrays, strict=True)]

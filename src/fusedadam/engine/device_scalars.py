@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.geometry import Int64s
-from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.launch_table import STEP, LaunchTable
 from fusedadam.engine.step_counts import Places
 from fusedadam.rules.counts import DeviceCount, PowerTables
 from fusedadam.rules.rule import Rule
@@ -42,6 +42,8 @@ class DeviceScalars:
             self._filled.clear()
         counted = self._flat if self._places is None else self._flat.take(self._places)
         step = torch.add(counted, 1, out=self._next)
+        if self.table.is_stochastic:
+            self.table.on_device[self.table.fields[STEP]].copy_(step)
         for batch, (columns, hyper_parameters) in enumerate(self._batches):
             now = {name: value() if isinstance(value, Live) else value for name, value in hyper_parameters.items()}
             count = DeviceCount(step if columns is None else step[columns], self._tables)

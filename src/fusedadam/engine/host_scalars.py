@@ -42,3 +42,9 @@ class HostScalars:
         set_of[self._counted] = np.array(order[:different], dtype=np.int64)[key_of]
         set_of[self._uncounted] = order[different:]
         return scalars, set_of
+
+    def by_member(self, steps: Floats) -> Floats:
+        """The step of each member; of those without an element, 0."""
+        every = np.zeros(len(self._groups))
+        every[self._counted] = steps
+        return every

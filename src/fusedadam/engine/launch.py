@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import Action, Backend, SharedTerm, sum_across_devices
-from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member, Roles
 from fusedadam.engine.reduction import reductions
@@ -55,7 +55,7 @@ class Launch:
         run = Run([dict(roles[k]) for k in self.table.member_indices] if self.needs_tensors else [], [])
         for role, k in self.table.copied:
             original = run.roles[k][role]
-            run.roles[k][role] = copy = copy_with(original, self.table.strides[k])
+            run.roles[k][role] = copy = copy_with(original, self.table.strides_of(role, k, original))
             self.table.place_one(role, k, copy.data_ptr())
             run.copies.append((role, original, copy))
         self.table.send()
@@ -63,7 +63,7 @@ class Launch:
 
     def end(self, run: Run) -> None:
         for role, original, copy in run.copies:
-            if role in self.table.specialized.outputs:
+            if self.table.is_written(role):
                 # kernels write to inference tensors in any mode; torch does so in theirs only
                 with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)
@@ -82,6 +82,7 @@ class Launches:
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
         self.needs_tensors = any(launch.needs_tensors for launch in self)
+        self.is_stochastic = any(launch.table.is_stochastic for launch in self)
 
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._all)
@@ -113,6 +114,12 @@ class Launches:
         for launch in self:
             if not launch.table.scalars_on_device:
                 launch.table.set_scalars(scalars, set_of)
+
+    def set_steps(self, steps: Floats) -> None:
+        """``steps[k]``: the number of the k-th member's step."""
+        for launch in self:
+            if launch.table.is_stochastic and not launch.table.scalars_on_device:
+                launch.table.set_steps(steps[launch.table.member_indices])
 
     def _set_amp(self, amp: Amp) -> None:
         for launch in self:

@@ -21,12 +21,15 @@ from fusedadam.engine.member import Member
 from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
-from fusedadam.tensors.layout import address_of, dense_strides, has_strides, is_plain
+from fusedadam.tensors.formats.noise import seed_word
+from fusedadam.tensors.layout import address_of, has_strides, is_plain, row_major_strides
+from fusedadam.tensors.shards import INDEX_FIELDS, IndexMap
 from fusedadam.tensors.transfer import pinned, sent
 
 # The fields of sums and of values by row have these names before the value's own, in tables and in generated kernels.
 PARTIAL = "_part_"  # where the sums of segments are kept until they are combined
 HERE = "_here_"  # the address of the first row that this process has elements of
+STEP, SEED = "_step", "_seed"  # of the noise of stochastic rounding: integers
 HAS_GRAD, GRADS_ANYWHERE = "_has_grad", "_grads_anywhere"  # is there a gradient here? on how many processes?
 
 
@@ -50,7 +53,16 @@ class LaunchTable(Geometry):
         self._compute = compute_dtype(members[0].roles["param"].dtype)
         self.compute = FORMAT_OF_DTYPE[self._compute]
         self.formats = members[0].formats
-        self.strides = [dense_strides(m.roles["param"], self.specialized.by_rows) for m in members]
+        self.arrays = {
+            name: (role, array)
+            for role in self.specialized.roles
+            for name, array in zip(
+                FORMATS[self.formats[role]].array_names(role), FORMATS[self.formats[role]].arrays, strict=True
+            )
+        }
+        self.strides = [member.strides for member in members]
+        self.index_maps = [member.index_map or IndexMap() for member in members]
+        self.is_stochastic = members[0].index_map is not None
         self.copied = list(self._roles_to_copy(members))
         self._make_buffers()
         self.scalars = [s for s in self.specialized.scalars if s not in PARAM_SCALARS]
@@ -70,13 +82,21 @@ class LaunchTable(Geometry):
             )
 
     def _roles_to_copy(self, members: Sequence[Member]) -> Iterator[tuple[str, int]]:
-        """(role, member) of the tensors that kernels cannot walk in place: each run works on a copy."""
-        for role in self.specialized.roles:
+        """(array, member) of the tensors that kernels cannot walk in place: each run works on a copy."""
+        for name in self.arrays:
             for k, member in enumerate(members):
-                tensor = member.roles[role]
-                in_place = has_strides(tensor, self.strides[k]) and is_plain(tensor)
-                if not in_place or (role == "grad" and member.redistributes_grad):
-                    yield role, k
+                tensor = member.roles[name]
+                in_place = has_strides(tensor, self.strides_of(name, k, tensor)) and is_plain(tensor)
+                if not in_place or (name == "grad" and member.redistributes_grad):
+                    yield name, k
+
+    def strides_of(self, name: str, k: int, tensor: Tensor) -> tuple[int, ...]:
+        """The strides that kernels expect of an array, which is ``tensor``."""
+        _, array = self.arrays[name]
+        return self.strides[k] if array.by == "element" else row_major_strides(tensor)
+
+    def is_written(self, name: str) -> bool:
+        return self.arrays[name][0] in self.specialized.outputs
 
     def _make_buffers(self) -> None:
         """Memory for values by row, and for the sums of segments where a segment is not yet the whole sum."""
@@ -92,8 +112,8 @@ class LaunchTable(Geometry):
 
     def _make_words(self, members: Sequence[Member]) -> None:
         unchanging = self._unchanging(members)
-        self.arrays = [a for role in self.specialized.roles for a in FORMATS[self.formats[role]].array_names(role)]
-        names = [*self.scalars, *self.arrays, *unchanging, *self.specialized.values]
+        names = [*self.scalars, *([STEP] if self.is_stochastic else []), *self.arrays, *unchanging]
+        names += self.specialized.values
         self.fields = {name: k for k, name in enumerate(names)}
         self.words: Int64s = np.zeros((len(names), len(members)), dtype=np.int64)
         for name in self.arrays:
@@ -113,6 +133,11 @@ class LaunchTable(Geometry):
         for name in self.specialized.scalars:
             if name in PARAM_SCALARS:
                 table[name] = np.array([float(PARAM_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
+        if self.is_stochastic:
+            table[SEED] = np.array([seed_word(member.seed) for member in members], dtype=np.int64)
+            indices = np.array(self.index_maps, dtype=np.int64).reshape(len(members), -1)
+            one_run = all(mapped.is_one_run for mapped in self.index_maps)
+            table |= dict(zip(INDEX_FIELDS[: 1 if one_run else None], indices.T, strict=False))
         for name in (HAS_GRAD, GRADS_ANYWHERE):
             table[name] = np.full(len(members), float(not self.is_absent)).view(np.int64)
         begins = [_begins(buffer, self.all_rows) for buffer in self.row_buffers]
@@ -146,7 +171,7 @@ class LaunchTable(Geometry):
 
     def place(self, addresses: Int64s) -> None:
         """New addresses (one field for each of ``arrays``) of tensors that are otherwise unchanged."""
-        first = len(self.scalars)
+        first = self.fields[next(iter(self.arrays))]
         self.words[first : first + len(addresses)] = addresses
         self.moved = True
 
@@ -160,11 +185,15 @@ class LaunchTable(Geometry):
         values = np.array([float(numbers[name]) for name in self.scalars for numbers in scalars]).reshape(shape)
         self.numbers[: len(self.scalars)] = values if len(scalars) == 1 else values[:, set_of[self.member_indices]]
 
+    def set_steps(self, steps: Floats) -> None:
+        """The number of each member's step, which the noise of stochastic rounding depends on."""
+        self.words[self.fields[STEP]] = steps
+
     def send(self) -> None:
         """Takes what changed on the host to the device, without waiting."""
         if self.home.type == "cpu":
             return
-        scalars, arrays = len(self.scalars), len(self.arrays) if self.moved else 0
+        scalars, arrays = len(self.scalars) + self.is_stochastic, len(self.arrays) if self.moved else 0
         changed = slice(scalars if self.scalars_on_device else 0, scalars + arrays)
         if changed.stop > changed.start:
             self.on_device[changed].copy_(pinned(self.words[changed]), non_blocking=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE
-from fusedadam.tensors.shards import Sharding, sharding_of
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS
+from fusedadam.tensors.layout import dense_strides, row_major_strides
+from fusedadam.tensors.shards import IndexMap, Sharding, index_map, sharding_of
 
 if TYPE_CHECKING:
     from fusedadam.engine.backend import Backend
@@ -21,7 +22,7 @@ Roles: TypeAlias = Mapping[str, Tensor]
 
 @dataclass
 class Member:
-    """``roles`` are the tensors on this process: for a DTensor, its local shard."""
+    """``roles`` are the tensors on this process, by the names of the arrays: for a DTensor, its local shard."""
 
     specialized: SpecializedRule
     backend: Backend
@@ -30,6 +31,8 @@ class Member:
     whole: Tensor | None = None  # the parameter itself, if it may be a DTensor; None: as roles["param"]
     is_absent: bool = False  # no gradient on this process, but others wait for its part of a sum
     redistributes_grad: bool = False  # its gradient is sharded differently, and redistributed on every run
+    chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles that their dtypes do not tell
+    seed: int = 0  # of the noise of stochastic rounding
 
     @cached_property
     def sharding(self) -> Sharding | None:
@@ -39,11 +42,29 @@ class Member:
     @cached_property
     def formats(self) -> dict[str, str]:
         """The storage format of each role."""
-        return {role: FORMAT_OF_DTYPE[self.roles[role].dtype] for role in self.specialized.roles}
+        return {
+            role: self.chosen[role] if role in self.chosen else FORMAT_OF_DTYPE[self.roles[role].dtype]
+            for role in self.specialized.roles
+        }
+
+    @cached_property
+    def index_map(self) -> IndexMap | None:
+        """Where its elements are in the whole parameter; None if nothing is rounded stochastically."""
+        if not any(FORMATS[self.formats[role]].is_stochastic for role in self.specialized.outputs):
+            return None
+        return IndexMap() if self.whole is None or self.is_absent else index_map(self.whole)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """The strides that all arrays by element have, or are copied to."""
+        by_row = any(FORMATS[fmt].is_deferred for fmt in self.formats.values())
+        return (row_major_strides if by_row else dense_strides)(self.roles["param"], self.specialized.by_rows)
 
     @property
     def launch_key(self) -> Any:
-        """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh."""
+        """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh, and
+        alike shards."""
         formats = tuple(self.formats.values())
         mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent)
-        return self.roles["param"].device, self.specialized, formats, self.backend, mesh
+        runs = self.index_map and self.index_map.is_one_run
+        return self.roles["param"].device, self.specialized, formats, self.backend, mesh, runs

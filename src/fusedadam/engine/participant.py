@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -13,8 +14,9 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.layout import copy_with, dense_strides, has_strides, is_plain
-from fusedadam.tensors.shards import is_sharded_like, local, with_local
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array
+from fusedadam.tensors.layout import copy_with, dense_strides, has_strides, is_plain, row_major_strides
+from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -33,13 +35,37 @@ class Participant:
     group: int
     specialized: SpecializedRule
     backend: Backend
-    new_state: Callable[[str], Tensor]  # makes a state of that name, with its initial value
+    new_state: Callable[
+        [str, StateDict], StateDict
+    ]  # the arrays of a role: its initial value, or as it was kept before
+    chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles; of the others, the dtype tells
+    seed: int = 0
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
     fresh: StateDict = field(default_factory=dict)  # states that are made with the plan
+    stale: list[str] = field(default_factory=list)  # arrays that a role was kept in before
+    joined: Tensor | None = None  # the low bits of a weight that has become float32
 
     @property
     def is_absent(self) -> bool:
         return self.grad is None
+
+    @cached_property
+    def arrays(self) -> dict[str, Array | None]:
+        """The arrays of all roles by name; None for those of any dtype."""
+        found: dict[str, Array | None] = {}
+        for role in self.specialized.roles:
+            found |= arrays_of(role, self.chosen.get(role))
+        return found
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of its arrays by element."""
+        by_row = any(FORMATS[fmt].is_deferred for fmt in self.chosen.values())
+        return (row_major_strides if by_row else dense_strides)(local(self.param), self.specialized.by_rows)
+
+    @property
+    def state_arrays(self) -> list[str]:
+        return [name for name in self.arrays if name not in ("param", "grad")]
 
     @property
     def redistributes_grad(self) -> bool:
@@ -54,19 +80,21 @@ class Participant:
             self.param,
             self.is_absent,
             self.redistributes_grad,
+            self.chosen,
+            self.seed,
         )
 
     def _roles(self) -> Roles:
         here = local(self.param)
         if self.is_absent:
-            return dict.fromkeys(self.specialized.roles, here.new_empty(0))
+            return dict.fromkeys(self.arrays, here.new_empty(0))
         grad: Any = self.grad
         if self.redistributes_grad:  # on every run, together with the other processes; here only its form counts
             grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
         return {
             "param": here,
             "grad": local(grad),
-            **{name: local(self.state[name]) for name in self.specialized.states},
+            **{name: local(self.state[name]) for name in self.state_arrays},
         }
 
 
@@ -77,7 +105,10 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
     for p in participants:
         before = known.get(p.param, {})
         p.fresh = {} if p.is_absent else _fresh_states(p, before)
-        p.state = {**before, **p.fresh}
+        p.stale = [] if p.is_absent else [name for name in _all_arrays(p) if name in before and name not in p.arrays]
+        if "param_low" in p.stale and p.param.dtype == torch.float32:
+            p.joined = before["param_low"]
+        p.state = {name: value for name, value in {**before, **p.fresh}.items() if name not in p.stale}
     if capturing() and any(p.fresh for p in participants):
         raise RuntimeError(
             "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
@@ -101,21 +132,53 @@ def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
 
 
 def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
-    """States that are missing, and new copies of states whose layout or device is no longer the parameter's."""
-    param = local(p.param)
-    strides, device = dense_strides(param, p.specialized.by_rows), param.device
+    """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's."""
+    param, strides = local(p.param), p.strides
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
-    for name in p.specialized.states:
-        if name not in state:
-            fresh[name] = p.new_state(name)
+    for role in p.specialized.roles:
+        arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
+        if not arrays:
             continue
-        checks.tensor(f"state {name!r}", state[name])
-        if not is_sharded_like(state[name], p.param):
-            raise RuntimeError(
-                f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
-                "torch.distributed.checkpoint"
-            )
-        here = local(state[name])
-        if here.shape == param.shape and not (here.device == device and has_strides(here, strides) and is_plain(here)):
-            fresh[name] = with_local(p.param, copy_with(here.to(device), strides))
+        if not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
+            fresh |= p.new_state(role, dict(state))
+            continue
+        for name, array in arrays.items():
+            checks.tensor(f"state {name!r}", state[name], FORMAT_OF_DTYPE if array is None else [array.dtype])
+            if not is_sharded_like(state[name], p.param):
+                raise RuntimeError(
+                    f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
+                    "torch.distributed.checkpoint"
+                )
+            here = local(state[name])
+            is_by_block = array is not None and array.by == "block"
+            shape, wanted = (block_shape(param), None) if is_by_block else (param.shape, strides)
+            if wanted is None:
+                wanted = row_major_strides(here)
+            is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
+            if here.shape == shape and not is_ready:
+                copy = copy_with(here.to(param.device), wanted)
+                fresh[name] = sharded_blocks(p.param, copy) if is_by_block else with_local(p.param, copy)
     return fresh
+
+
+def _is_kept_as(value: Any, array: Array | None) -> bool:
+    """Whether a state is there in the wanted format. Anything else than a tensor is left to be refused."""
+    return value is not None and (array is None or not isinstance(value, Tensor) or value.dtype == array.dtype)
+
+
+def _all_arrays(p: Participant) -> list[str]:
+    """Everything that a role of the rule may be kept in, in any format."""
+    suffixes = dict.fromkeys(array.suffix for fmt in FORMATS.values() for array in fmt.arrays)
+    return [role + suffix for role in p.specialized.roles for suffix in suffixes if role != "grad"]
+
+
+def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:
+    """The arrays of a role in a format; None: one tensor of any dtype."""
+    if fmt is None:
+        return {role: None}
+    return dict(zip(FORMATS[fmt].array_names(role), FORMATS[fmt].arrays, strict=True))
+
+
+def block_shape(param: Tensor) -> torch.Size:
+    """The shape of an array with one word for each block."""
+    return torch.Size((*param.shape[:-1], param.shape[-1] // BLOCK))

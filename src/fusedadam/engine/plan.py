@@ -25,6 +25,7 @@ from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.rules.rule import HyperParameters, Rule
+from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
 States: TypeAlias = dict[Any, StateDict]
@@ -56,8 +57,9 @@ class Plan:
         known = {param: dict(state) for param, state in states.items()}  # copies: another thread may write there
         prepare_states(participants, known)
         members = [p.as_member() for p in participants]
-        for member in members:
-            checks.alike(member.roles)
+        for p, member in zip(participants, members, strict=True):
+            by_block = {n for n, array in p.arrays.items() if array is not None and array.by == "block"}
+            checks.alike(member.roles, by_block=by_block)
         checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
         check_step_counts(known)
         prepare_loop()
@@ -66,9 +68,13 @@ class Plan:
 
         # commit: this cannot fail
         for p in present:
-            if p.fresh:
+            if p.joined is not None:
+                join_low(local(p.param), local(p.joined))
+            if p.fresh or p.stale:
                 state = states[p.param]
                 state.update({**p.state, **state, **p.fresh})  # whole, even if another thread has just taken it away
+                for name in p.stale:
+                    state.pop(name, None)
         for prepared in counts:
             step_counts.take(prepared, states)
 
@@ -126,7 +132,7 @@ class Plan:
         self.snapshot = Snapshot(slots, params, states, [_expected(slot, by_index, views) for slot in slots])
         at = {(slot.param, slot.what): k for k, slot in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
-        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.specialized.roles} for p in present}
+        slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.arrays} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
@@ -161,6 +167,8 @@ class Plan:
         next_steps = step_counts.next(self._host_scalars.places)
         if self._host_scalars:
             self.launches.set_scalars(*self._host_scalars.of(next_steps, options))
+            if self.launches.is_stochastic:
+                self.launches.set_steps(self._host_scalars.by_member(next_steps))
         for scalars in self._device_scalars:
             scalars.update(options)
 
@@ -212,7 +220,7 @@ def _slots(present: Sequence[Participant], params: list[Tensor], states: States)
             slots.append(Slot(k, NO_GRAD))
             continue
         slots += [Slot(k, PARAM), Slot(k, GRAD)]
-        slots += [Slot(k, name, order[id(param)]) for name in (*p.specialized.states, "step")]
+        slots += [Slot(k, name, order[id(param)]) for name in (*p.state_arrays, "step")]
     return slots
 
 

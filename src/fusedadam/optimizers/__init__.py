@@ -4,6 +4,9 @@ adamw.py, adamp.py, bert_adam.py, ema_adamw.py
 declarations.py    what a class declares: states, options, and flags that follow from options
 base.py            torch's contract: groups, closure, ``step()``
 stepper.py         the path of a step: options, plan, infinities, run
+storage.py         which format each role is kept in
+stored.py          the arrays of a role: made, read, converted
+weights.py         weights as float32: saved, loaded, and left out
 group_options.py   the options of all groups, checked when they change
 state_dicts.py     saving and loading
 conversion.py      state dicts saved by other optimizers: converted, or refused

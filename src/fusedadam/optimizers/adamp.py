@@ -10,6 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -104,7 +105,7 @@ class AdamP(FusedOptimizer):
     """
 
     rule = adamp
-    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False)}
+    states = {"exp_avg": State(decay="beta1"), "exp_avg_sq": State(signed=False, decay="beta2")}
     options = OPTIONS | {
         "betas": checks.betas, "eps": checks.number, "delta": checks.number, "wd_ratio": checks.number,
         "nesterov": checks.boolean,
@@ -116,12 +117,14 @@ class AdamP(FusedOptimizer):
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
         max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
         capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
             nesterov=nesterov, max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
+            seed=seed, backend=backend,
         )
     # fmt: on
 

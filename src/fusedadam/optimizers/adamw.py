@@ -10,6 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -84,7 +85,11 @@ class AdamW(FusedOptimizer):
     """
 
     rule = adam
-    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False), "max_exp_avg_sq": State(signed=False)}
+    states = {
+        "exp_avg": State(decay="beta1"),
+        "exp_avg_sq": State(signed=False, decay="beta2"),
+        "max_exp_avg_sq": State(signed=False, maximum_of="exp_avg_sq"),
+    }
     options = OPTIONS | {"betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean}
     fixed = {"decoupled": True}
 
@@ -93,12 +98,14 @@ class AdamW(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
+            seed=seed, backend=backend,
         )
     # fmt: on
 
@@ -130,11 +137,13 @@ class Adam(AdamW):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, amsgrad: bool = False, *, max_grad_norm: float | None = None, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
+            seed=seed, backend=backend,
         )
     # fmt: on

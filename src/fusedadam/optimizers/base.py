@@ -7,18 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
 
 from fusedadam import backends, checks
 from fusedadam.engine.launch import Amp, norm_of
-from fusedadam.optimizers import callers, capture, distributed, memory, state_dicts
+from fusedadam.optimizers import (
+    callers,
+    capture,
+    conversion,
+    distributed,
+    memory,
+    state_dicts,
+    storage,
+    stored,
+    weights,
+)
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
 from fusedadam.optimizers.group_options import Flags
 from fusedadam.optimizers.stepper import Stepper, Targets
-from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, Rule
-from fusedadam.tensors.shards import local
+from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, Rule, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 
 if TYPE_CHECKING:
@@ -78,6 +87,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name in cls.options if names is None else names:
             if name in group:
                 cls.options[name](name, group[name])
+        storage.check(cls, dict(group))
         if group.get("foreach") and group.get("fused"):
             raise RuntimeError("foreach=True and fused=True exclude each other; every step is fused, so leave them out")
 
@@ -87,6 +97,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if name in cls.fixed:
             return cls.fixed[name]
         return cls.derived[name](group) if name in cls.derived else group[name]
+
+    @classmethod
+    def specialized(cls, group: Group, param: Tensor) -> SpecializedRule:
+        """The rule as it is for a parameter of a group."""
+        return cls.rule.specialize({flag: bool(cls.value(group, flag)) for flag in cls._flags}, param)
 
     def add_param_group(self, param_group: Group) -> None:
         with _restored_on_error([param_group] if isinstance(param_group, dict) else []):
@@ -112,6 +127,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
                 checks.written("param", param)
+                storage.choose(type(self), group, param, self.specialized(group, param).roles)
             if group.get("backend") is not None:
                 backends.check(group["backend"], param.device)
 
@@ -208,8 +224,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for param, state in self.state.items():
                 for name in copies:
-                    if name in state:
-                        local(state[name]).copy_(local(param))
+                    stored.refresh_copy(name, param, state, self.states)
 
     def _check_may_step(self) -> None:
         if self._no_steps is not None:
@@ -238,6 +253,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._refresh_copies()
         with state_dicts.saving(self):
             return super().state_dict()
+
+    @classmethod
+    def widen_state_dict(cls, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """The state dict of an optimizer with ``storage=``, with every state as one float32 tensor.
+
+        torch.optim can load it. It is also the template for distributed checkpoints of float32 states:
+        ``torch.distributed.checkpoint.load`` fills it, and :meth:`load_state_dict` rounds it to this optimizer's own
+        formats. The low bits of the weights are left out; :meth:`float32_state_dict` has them.
+        """
+        conversion.check_is_state_dict(state_dict)
+        return weights.widened(cls.states, state_dict)
+
+    def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """A copy of the model's state dict with float32 weights, to export: bfloat16 weights that this optimizer keeps
+        with low bits (``storage=``) are joined with them."""
+        return weights.float32(self, model)
+
+    def load_float32_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+        """Loads a model's state dict with float32 weights. What the model's own bfloat16 weights have no room for goes
+        into the low bits that this optimizer keeps (``storage=``), so that nothing is lost."""
+        weights.load_float32(self, model, state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.

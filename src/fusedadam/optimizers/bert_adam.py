@@ -11,6 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -97,7 +98,7 @@ class BertAdam(FusedOptimizer):
     """
 
     rule = bert_adam
-    states = {"exp_avg": State(), "exp_avg_sq": State(signed=False)}
+    states = {"exp_avg": State(decay="b1"), "exp_avg_sq": State(signed=False, decay="b2")}
     options = OPTIONS | {
         "warmup": checks.unless(-1, functools.partial(checks.number, below=1.0)),
         "t_total": checks.unless(-1, functools.partial(checks.number, low=1)),
@@ -117,12 +118,14 @@ class BertAdam(FusedOptimizer):
         schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, backend: str | None = None,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
             weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, backend=backend,
+            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
+            seed=seed, backend=backend,
         )
     # fmt: on
 

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
@@ -22,6 +24,10 @@ KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
 
 # Group, parameter -> the names of the states that our optimizer keeps for it
 StatesOf = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
+
+
+# Group, parameter, one saved state -> the same in the formats that our optimizer keeps it in
+Stored = Callable[[Mapping[str, Any], Tensor, dict[str, Any]], dict[str, Any]]
 
 
 class Names(NamedTuple):
@@ -56,12 +62,14 @@ def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
 
 
 def convert(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], states_of: StatesOf, names: Names
-) -> dict[str, Any]:
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], states_of: StatesOf, stored: Stored,
+    names: Names,
+) -> dict[str, Any]:  # fmt: skip
     """The state dict as our optimizer would have saved it. ``groups``: ours, merged with the ones to be loaded."""
     saved_states = state_dict["state"]
     states: dict[Any, dict[str, Any]] = {}
     params: dict[Any, Tensor] = {}
+    groups_of: dict[Any, Mapping[str, Any]] = {}
     missing, foreign = set(), set()
     for saved_group, group in zip(state_dict["param_groups"], groups, strict=True):
         for key, param in zip(saved_group["params"], group["params"], strict=True):
@@ -76,14 +84,16 @@ def convert(
             if "step" not in state and "step" in saved_group:
                 state["step"] = saved_group["step"]  # apex and MindSpeed count by group
             needed = states_of(group, param)
-            copies = [name for name in needed if name in names.copies and name not in state]
+            present = {role for role in (*names.roles, *KNOWN) if kept_in(role, state)}
+            copies = [name for name in needed if name in names.copies and name not in present]
             missing |= {*copies}
             # a running maximum begins at zero, whenever amsgrad is switched on
-            required = [n for n in needed if n not in copies and (n in state or n != "max_exp_avg_sq")]
+            required = [n for n in needed if n not in copies and (n in present or n != "max_exp_avg_sq")]
             _check(state, param, required, f"state {key!r}", names.optimizer)
-            foreign |= {name for name in state if name not in (*names.roles, "step")}
+            ours = {array for role in names.roles for array in kept_in(role, state)}
+            foreign |= {name for name in state if name not in (*ours, "step")}
             states[key] = {name: value for name, value in state.items() if name not in foreign}
-            params[key] = param
+            params[key], groups_of[key] = param, group
     unknown = [key for key in saved_states if key not in states and saved_states[key]]
     if unknown:
         raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
@@ -101,11 +111,25 @@ def convert(
         )
     without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
     # sharded before torch moves it: a device may have no room for the whole
-    sharded = {
-        key: {name: _sharded(name, value, params[key]) for name, value in state.items()}
-        for key, state in states.items()
-    }
-    return {**state_dict, "state": sharded, "param_groups": without_step}
+    loaded, lost_low = {}, False
+    for key, state in states.items():
+        sharded = {name: _sharded(name, value, params[key]) for name, value in state.items()}
+        loaded[key] = stored(groups_of[key], params[key], sharded)
+        lost_low = lost_low or ("param_low" in sharded and "param_low" not in loaded[key])
+    if lost_low:
+        warnings.warn(
+            "the state dict has param_low, the bits that bfloat16 weights lack, and this optimizer does not keep them: "
+            "they are left out; to go on with them, give it storage='exact', '16bit' or '8bit', as the one that saved",
+            stacklevel=8,  # where load_state_dict is called
+        )
+    return {**state_dict, "state": loaded, "param_groups": without_step}
+
+
+def kept_in(role: str, state: Mapping[str, Any]) -> list[str]:
+    """The arrays that a role is kept in, if it is kept at all."""
+    arrays = [role + suffix for suffix in ("", "_codes", "_exponents", "_low") if role + suffix in state]
+    # the low bits of a parameter are kept alone
+    return arrays if role == "param" or {role, f"{role}_codes"} & {*arrays} else []
 
 
 def _sharded(name: str, value: Any, param: Tensor) -> Any:
@@ -142,26 +166,44 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
             )
 
 
+DTYPES = {"_codes": [torch.uint8], "_exponents": [torch.uint8], "_low": [torch.int16, torch.int8]}
+
+
+def _check_array(title: str, name: str, state: Mapping[str, Any], param: Tensor) -> None:
+    """Refuses an array whose dtype or shape is not what its name says."""
+    suffix = next((suffix for suffix in DTYPES if name.endswith(suffix)), "")
+    value, shape = state[name], param.shape
+    checks.tensor(title, value, DTYPES.get(suffix, FORMAT_OF_DTYPE))
+    if suffix in ("_codes", "_exponents"):
+        other = name.removesuffix(suffix) + ("_exponents" if suffix == "_codes" else "_codes")
+        if other not in state:
+            raise ValueError(f"{title} comes without {other!r}, and one cannot be read without the other")
+    if suffix == "_exponents" and len(shape) and shape[-1] % BLOCK == 0:
+        shape = torch.Size((*shape[:-1], shape[-1] // BLOCK))
+    if value.shape != shape:
+        fits = "they must be equal" if suffix != "_exponents" else f"it needs one for {BLOCK} neighbors"
+        raise ValueError(
+            f"{title} has shape {tuple(value.shape)}, but the parameter has {tuple(param.shape)}; {fits}: is it "
+            "another model's?"
+        )
+
+
 def _check(state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str) -> None:
-    missing = [name for name in (*required, "step") if name not in state]
+    missing = [name for name in required if not kept_in(name, state)] + ["step"] * ("step" not in state)
     if missing:
         raise ValueError(
             f"{which} has no {', '.join(map(repr, missing))}, which {whose} keeps; it has {', '.join(sorted(state))}: "
             "is it another optimizer's? It must be loaded with one that keeps the same"
         )
-    unknown = [name for name in state if name not in (*required, *KNOWN)]
+    arrays = {array for role in (*required, *KNOWN, "param") for array in kept_in(role, state)}
+    unknown = [name for name in state if name not in (*arrays, "step")]
     if unknown:
         raise ValueError(
             f"{which} has {', '.join(map(repr, unknown))}, which {whose} does not keep: is it another optimizer's? It "
             "must be loaded with one that keeps the same"
         )
-    for name in required:
-        checks.tensor(f"{which}: {name!r}", state[name])
-        if state[name].shape != param.shape:
-            raise ValueError(
-                f"{which}: {name!r} has shape {tuple(state[name].shape)}, but the parameter has {tuple(param.shape)}; "
-                "they must be equal: is it another model's?"
-            )
+    for name in (array for role in (*required, "param") for array in kept_in(role, state)):
+        _check_array(f"{which}: {name!r}", name, state, param)
     checks.one_number(f"{which}: 'step'", state["step"])
     step = float(state["step"])
     if not (0 <= step < math.inf and step == int(step)):

@@ -38,15 +38,20 @@ Derive: TypeAlias = Callable[[Group], Any]
 class State:
     """A tensor that an optimizer keeps for each parameter.
 
-    ``initial``: zeros, or a copy of the parameter. ``signed``: False for values that are never negative, such as second
-    moments; for storage formats without a sign, which do not exist yet. ``by``: it has a value for each element.
-    ``dtype_option``: the option that names its dtype; None there means the parameter's own.
+    ``initial``: zeros, or a copy of the parameter. ``by``: it has a value for each element. ``dtype_option``: the
+    option that names its dtype; None there means the parameter's own.
+
+    What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
+    such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
+    kept in a step. ``maximum_of``: the state whose running maximum it is.
     """
 
     initial: Literal["zero", "param"] = "zero"
     signed: bool = True
     by: Literal["element"] = "element"
     dtype_option: str = "state_dtype"
+    decay: str | None = None
+    maximum_of: str | None = None
 
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
@@ -81,6 +86,8 @@ OPTIONS: dict[str, Check] = {
     "fused": functools.partial(checks.boolean, or_none=True),
     "state_dtype": checks.storage_dtype,
     "backend": _backend,
+    "storage": lambda name, value: None,  # checked with the states that it is for: storage.py
+    "seed": checks.seed,
 }
 
 DERIVED: dict[str, Derive] = {

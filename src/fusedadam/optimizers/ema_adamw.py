@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fusedadam import checks
-from fusedadam.optimizers import distributed
+from fusedadam.optimizers import distributed, stored, weights
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.tensors.shards import local, memory_of
+from fusedadam.tensors.shards import with_local
 
 
 # fmt: off
@@ -83,9 +84,9 @@ class EmaAdamW(FusedOptimizer):
 
     rule = ema_adam
     states = {
-        "exp_avg": State(),
-        "exp_avg_sq": State(signed=False),
-        "ema_params": State(initial="param", dtype_option="ema_dtype"),
+        "exp_avg": State(decay="beta1"),
+        "exp_avg_sq": State(signed=False, decay="beta2"),
+        "ema_params": State(initial="param", dtype_option="ema_dtype", decay="ema_decay"),
     }
     options = OPTIONS | {
         "betas": checks.betas, "eps": checks.number, "ema_decay": checks.ema_decay, "ema_warmup": checks.boolean,
@@ -99,13 +100,15 @@ class EmaAdamW(FusedOptimizer):
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
             decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
             foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, backend=backend,
+            state_dtype=state_dtype, storage=storage,
+            seed=seed, backend=backend,
         )
     # fmt: on
 
@@ -120,7 +123,7 @@ class EmaAdamW(FusedOptimizer):
         """
         distributed.check_has_all_averages(self)
         self._refresh_copies()
-        averaged = [(param, state["ema_params"]) for param, state in self.state.items() if "ema_params" in state]
+        averaged = [(param, self._average(param)) for param, state in self.state.items() if "ema_params" in state]
         sharded = distributed.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
         outer, is_back = self._no_steps, False
@@ -153,29 +156,22 @@ class EmaAdamW(FusedOptimizer):
         """
         distributed.check_has_all_averages(self)
         self._refresh_copies()
-        # taken first, since under FSDP it reshards the parameters; filled in place, since it has the modules' versions
-        state = model.state_dict()
-        names = {param: name for name, param in model.named_parameters()}
-        if names and not any(param in names for param in self._params()):
-            raise ValueError(
-                "model has none of this optimizer's parameters (is it a copy of the model that is trained?); pass the "
-                "model whose parameters the optimizer was given"
+
+        def average_of(param: Tensor) -> Tensor | None:
+            return (
+                self._average(param).to(param.dtype, copy=True) if "ema_params" in self.state.get(param, {}) else None
             )
-        averaged = {
-            memory_of(p): (p, self.state[p]["ema_params"]) for p in names if "ema_params" in self.state.get(p, {})
-        }
-        copies: dict[Tensor, Tensor] = {}  # tied weights stay tied
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                param, ema = averaged.get(memory_of(value), (None, None))
-                if param is not None and ema is not None:
-                    state[name] = copies.setdefault(param, ema.to(param.dtype, copy=True))
-                else:
-                    state[name] = value.detach().clone()
-        lost = [names[param] for param, _ in averaged.values() if param not in copies and local(param).numel()]
-        if lost:
-            raise RuntimeError(
-                f"the averages of {', '.join(lost)} have no place in model.state_dict(): a state-dict hook drops, "
-                "copies or changes these weights; use ema_weights(), and take the state dict inside"
-            )
-        return state
+
+        return weights.replaced(
+            self, model, average_of, "averages", "use ema_weights(), and take the state dict inside"
+        )
+
+    def _average(self, param: Tensor) -> Tensor:
+        """The average of a parameter, rounded to nearest if it has the parameter's dtype."""
+        state = self.state[param]
+        average: Tensor = state["ema_params"]
+        if average.dtype == param.dtype or "ema_params_low" not in state:
+            return average
+        whole = stored.value_of("ema_params", state, self.states)
+        assert whole is not None
+        return with_local(param.detach(), whole)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fusedadam.optimizers import storage
 from fusedadam.optimizers.declarations import Group
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
@@ -32,6 +33,7 @@ class Reading(NamedTuple):
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
+    storage: Any = None  # how parameters are kept: equal if nothing about it has changed
 
 
 UNREAD = Reading((), (), [], {}, frozenset())
@@ -53,6 +55,11 @@ class GroupOptions:
                 self._readings[k] = self._read(group, now, last)
         return [reading.flags for reading in self._readings], [reading.options for reading in self._readings]
 
+    @property
+    def storages(self) -> list[Any]:
+        """How each group's parameters are kept, as it was read last."""
+        return [reading.storage for reading in self._readings]
+
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
         keys, declared = list(group), self._optimizer
         same_keys = len(now) == len(last.seen) and last.seen[: len(keys)] == keys
@@ -64,12 +71,13 @@ class GroupOptions:
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
             self._check_changed(group, changed)
-        flags, options = last.flags, last.options
+        flags, options, kept = last.flags, last.options, last.storage
         if changed or not same_keys:
+            kept = storage.key(declared, group)
             flags = tuple(bool(declared.value(group, name)) for name in declared._flags)
             options = tuple(_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters)
         mutable = frozenset(name for name in {*last.mutable, *found} if name in group and _is_mutable(group[name]))
-        return Reading(flags, options, now, {**(last.checked if same_keys else {}), **found}, mutable)
+        return Reading(flags, options, now, {**(last.checked if same_keys else {}), **found}, mutable, kept)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         self._optimizer.check(for_check(group), names)
@@ -100,6 +108,8 @@ def _value(name: str, value: Any) -> Any:
     """An option as it is now: a tensor by its value, unless reading it would wait for a device."""
     if isinstance(value, (list, tuple)):
         return tuple(_value("", each) for each in value)
+    if isinstance(value, dict):
+        return dict(value)
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
         return value if name in MAY_BE_ON_DEVICE and _is_on_device(value) else value.item()
     return value
@@ -126,4 +136,4 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _is_mutable(value: Any) -> bool:
-    return isinstance(value, (Tensor, list)) or (isinstance(value, tuple) and any(map(_is_mutable, value)))
+    return isinstance(value, (Tensor, list, dict)) or (isinstance(value, tuple) and any(map(_is_mutable, value)))

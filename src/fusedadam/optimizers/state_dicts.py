@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedadam.optimizers import conversion
+from fusedadam.optimizers import conversion, storage
 from fusedadam.optimizers.group_options import for_check
+from fusedadam.optimizers.stored import loaded_as
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
@@ -46,7 +47,8 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
 
     def convert(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:  # as the user's own hooks have left it
         loaded.update(_converted(optimizer, state_dict))
-        return loaded
+        # torch would make copies in the parameters' dtype
+        return {**loaded, "state": {key: {} for key in loaded["state"]}}
 
     def keep_dtypes(_: Any) -> None:
         saved = [key for group in loaded["param_groups"] for key in group["params"]]
@@ -54,10 +56,10 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
             for name, value in loaded["state"].get(key, {}).items():
                 if isinstance(value, Tensor):
                     device = torch.device("cpu") if name == "step" else param.device
-                    optimizer.state[param][name] = value.detach().to(device, copy=True)
+                    value = value.detach().to(device, copy=True)
+                optimizer.state[param][name] = value
         for group, ours, theirs in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
-            # the backend is a choice for this machine
-            group.update({name: ours[name] for name in ours if name not in theirs or name == "backend"})
+            group.update({name: ours[name] for name in ours if name not in theirs or name in _kept(ours)})
 
     try:
         with contextlib.ExitStack() as stack:
@@ -77,15 +79,27 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
     saved = state_dict["param_groups"]
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
         return state_dict  # torch raises its own error
-    merged = [{**ours, **theirs, "params": ours["params"]} for ours, theirs in zip(groups, saved, strict=True)]
+    merged = [
+        {**ours, **theirs, **{name: ours[name] for name in _kept(ours) if name in ours}, "params": ours["params"]}
+        for ours, theirs in zip(groups, saved, strict=True)
+    ]
     for ours, theirs, both in zip(groups, saved, merged, strict=True):
         conversion.check_options(theirs, ours, optimizer.fixed, name)
         optimizer.check(for_check(both))
 
     def states_of(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
-        flags = {flag: bool(optimizer.value(dict(group), flag)) for flag in optimizer._flags}
-        return optimizer.rule.specialize(flags, param).states
+        return optimizer.specialized(dict(group), param).states
+
+    def stored(group: Mapping[str, Any], param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        roles = optimizer.specialized(dict(group), param).roles
+        formats = storage.choose(type(optimizer), dict(group), param, roles).formats
+        return loaded_as(param, state, formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
     names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies)
-    return conversion.convert(state_dict, merged, states_of, names)
+    return conversion.convert(state_dict, merged, states_of, stored, names)
+
+
+def _kept(group: Mapping[str, Any]) -> Sequence[str]:
+    """The options of a group that no state dict changes: they are choices for this machine, and for this run."""
+    return ("backend", "storage", *(storage.OTHER_DTYPES if group.get("storage") is not None else ()))

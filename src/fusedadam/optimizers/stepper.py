@@ -6,22 +6,23 @@ An optimizer has one stepper for all of its parameters; stepping in backward has
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from fusedadam import backends
 from fusedadam.engine.launch import Amp
-from fusedadam.engine.participant import Participant
+from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
 from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
-from fusedadam.optimizers import distributed
+from fusedadam.optimizers import distributed, storage, stored
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
+from fusedadam.tensors.formats import FORMATS
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -79,7 +80,8 @@ class Stepper:
         # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
         plan, self.plan = self.plan, None
         chosen = (group.get("backend") for group in targets.groups)
-        key = [on_device, *zip(map(len, targets.params_by_group), chosen, flags, strict=True)]
+        kept = self._group_options.storages
+        key = [on_device, *zip(map(len, targets.params_by_group), chosen, flags, kept, strict=True)]
         captured = capturing()
         if captured or key != self._plan_key:
             plan = None
@@ -186,10 +188,20 @@ class Stepper:
                     specialized = rule.specialize(chosen, param)
                     if grad is not None or distributed.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
-                        new_state = functools.partial(self._new_state, param, group)
-                        participants.append(Participant(param, grad, index, k, specialized, backend, new_state))
+                        formats = storage.choose(self._optimizer, group, param, specialized.roles).formats
+                        deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
+                        if deferred:
+                            specialized = rule.specialize(chosen, param, deferred)
+                        new_state = functools.partial(self._new_state, param, group, formats)
+                        participants.append(
+                            Participant(
+                                param, grad, index, k, specialized, backend, new_state, formats, group.get("seed", 0)
+                            )
+                        )
                 index += 1
         return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
 
-    def _new_state(self, param: Tensor, group: Group, name: str) -> Tensor:
-        return self._optimizer.states[name].new(param, group)
+    def _new_state(
+        self, param: Tensor, group: Group, formats: Mapping[str, str], role: str, before: StateDict
+    ) -> StateDict:
+        return stored.arrays_of(role, param, group, formats.get(role), self._optimizer.states, before)

@@ -58,6 +58,11 @@ def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
     return strides
 
 
+def row_major_strides(tensor: Tensor, _by_rows: bool = True) -> tuple[int, ...]:
+    """The strides of a tensor of this shape whose elements are stored in their logical order."""
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether the memory holds the values: without torch's negative bit, and not a ZeroTensor, which has no memory."""
     return not (tensor.is_neg() or tensor._is_zerotensor())

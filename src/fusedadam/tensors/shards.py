@@ -5,6 +5,7 @@ Kernels only see the local shard. For rules that sum, reduction.py reduces the s
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import compat
+from fusedadam.tensors.formats import BLOCK
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -78,6 +80,128 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
     made: Any = torch.empty_like(tensor, dtype=shard.dtype, requires_grad=False)
     made._local_tensor = shard
     return made  # type: ignore[no-any-return]
+
+
+def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
+    """``blocks``, with one value for 32 neighbors of the last dimension, sharded like the parameter."""
+    if not is_dtensor(param):
+        return blocks
+    from torch.distributed.tensor import DTensor
+
+    shape = torch.Size((*param.shape[:-1], param.shape[-1] // BLOCK))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+    made: Any = DTensor.from_local(
+        blocks.new_empty(blocks.shape, device=mesh.device_type), mesh, placements, run_check=False, shape=shape,
+        stride=stride,
+    )  # fmt: skip
+    made._local_tensor = blocks  # with CPU offload it stays on the host
+    return made  # type: ignore[no-any-return]
+
+
+def cuts_blocks(param: Tensor) -> bool:
+    """Whether some process has a part of a block: 32 neighbors of the last dimension."""
+    if not is_dtensor(param) or not param.dim():
+        return False
+    size = int(param.shape[-1])
+    for count, placement in zip(param.device_mesh.shape, param.placements, strict=True):  # type: ignore[attr-defined]
+        if getattr(placement, "dim", None) in (param.dim() - 1, -1):
+            if type(placement).__name__ != "Shard" or -(-size // count) % BLOCK:
+                return True
+            size = -(-size // count)
+    return False
+
+
+INDEX_FIELDS = ("_index", "_extent1", "_extent2", "_jump1", "_jump2", "_jump3")  # an IndexMap, in a launch table
+
+
+class IndexMap(NamedTuple):
+    """Where the i-th element of a shard is in the whole parameter, both counted row by row.
+
+    A shard along dimension 0 is one run. Other shards are runs of runs: ``extent1`` elements of the shard lie within
+    one item of the outermost dimension, and ``extent2`` of those within one of the next.
+    """
+
+    first: int = 0
+    extent1: int = 1
+    extent2: int = 1
+    jump1: int = 1
+    jump2: int = 1
+    jump3: int = 1
+
+    @property
+    def is_one_run(self) -> bool:
+        return (self.extent1, self.extent2, self.jump1, self.jump2, self.jump3) == (1, 1, 1, 1, 1)
+
+    def index_of(self, i: Any) -> Any:
+        if self.is_one_run:
+            return self.first + i
+        rest = i % self.extent1
+        inner = rest // self.extent2 * self.jump2 + rest % self.extent2 * self.jump3
+        return self.first + i // self.extent1 * self.jump1 + inner
+
+
+def index_map(param: Tensor) -> IndexMap:
+    """Of the local shard of a parameter."""
+    if not is_dtensor(param):
+        return IndexMap()
+    first, runs = 0, []
+    stride = math.prod(param.shape)
+    for dim, size in enumerate(param.shape):
+        stride //= max(1, size)
+        begin, inside = _runs(_held(param, dim))
+        first += begin * stride
+        runs += [(count, jump * stride) for count, jump in inside if count != 1]
+    if any(count == 0 for count, _ in runs):
+        return IndexMap()
+    merged: list[tuple[int, int]] = []
+    for count, jump in reversed(runs):  # from the innermost; neighbors without a gap are one run
+        if merged and jump == merged[0][0] * merged[0][1]:
+            merged[0] = (count * merged[0][0], merged[0][1])
+        else:
+            merged.insert(0, (count, jump))
+    if not merged or (len(merged) == 1 and merged[0][1] == 1):
+        return IndexMap(first)
+    if len(merged) > 3:
+        raise RuntimeError(
+            f"a DTensor of shape {tuple(param.shape)} is sharded along too many dimensions for stochastic rounding, "
+            "which counts its elements; shard it along two of them at most, or use storage='exact'"
+        )
+    (_, jump1), (count2, jump2), (count3, jump3) = [(1, 1)] * (3 - len(merged)) + merged
+    return IndexMap(first, count2 * count3, count3, jump1, jump2, jump3)
+
+
+def _held(param: Any, dim: int) -> Tensor:
+    """Which indices of a dimension this process has."""
+    shape = [1] * param.dim()
+    shape[dim] = -1
+    held = torch.arange(param.shape[dim]).view(shape)
+    for size, coordinate, placement in zip(
+        param.device_mesh.shape, param.device_mesh.get_coordinate(), param.placements, strict=True
+    ):
+        if getattr(placement, "dim", None) == dim:
+            pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
+            held = pieces[coordinate]
+    return held.flatten()
+
+
+def _runs(held: Tensor) -> tuple[int, list[tuple[int, int]]]:
+    """Indices as (count, distance) of runs and of the items in a run, and the first of them."""
+    if not len(held):
+        return 0, [(0, 1)]
+    first, count = int(held[0]), len(held)
+    breaks = (held.diff() != 1).nonzero().flatten()
+    if not len(breaks):
+        return first, [(count, 1)]
+    length = int(breaks[0]) + 1
+    jump = int(held[length]) - first
+    i = torch.arange(count)
+    if not torch.equal(held, first + i // length * jump + i % length):
+        raise RuntimeError(
+            "a DTensor's rows are dealt out to the processes in strides of different lengths, and stochastic rounding "
+            "has to know where each is; choose sizes that the mesh divides evenly, or use storage='exact'"
+        )
+    return first, [(-(-count // length), jump), (length, 1)]
 
 
 class Sharding(NamedTuple):

@@ -24,6 +24,7 @@ from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
+from fusedadam.tensors.formats import BLOCK
 
 NEEDS_TENSORS = False
 CHUNK = 32768
@@ -69,6 +70,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
+    numbers["per_block"] = BLOCK
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
     arguments = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
     batch_at, scale_at = kernel.ARGUMENTS.index("batch"), kernel.ARGUMENTS.index("grad_scale")
@@ -130,7 +132,9 @@ def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
     text = _texts.get(key)
     if text is None:
         formats, compute = table.formats_of(stage), table.compute_of(stage)
-        text = _texts[key] = kernel.source(table.specialized.title, stage, table.fields, formats, compute, scaled)
+        text = _texts[key] = kernel.source(
+            table.specialized.title, stage, table.fields, formats, compute, scaled, table.specialized.rule.roles
+        )
     return _compile(table.specialized.rule.name, text)
 
 

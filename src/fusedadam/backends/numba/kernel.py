@@ -6,12 +6,14 @@ or segment by segment, with the lanes of ``fusedadam.rules.sums`` in memory on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import LANES, SEGMENT
+from fusedadam.tensors.formats.noise import hash_key
+from fusedadam.tensors.shards import INDEX_FIELDS
 
 # A kernel is given the address of these: one int64 (or the bits of a float64) each.
 ARGUMENTS = (
@@ -24,6 +26,7 @@ ARGUMENTS = (
     "batch",
     "counter",
     "grad_scale",
+    "per_block",  # always 32, but a compiler that knew it would unroll the loops over a block and not vectorize them
 )
 # Calls a kernel: given the kernel's address and the address of the kernel's own arguments.
 WITH_DENORMALS = """
@@ -34,16 +37,18 @@ from fusedadam.backends.numba.ops import *
 def run(_arguments):
     call_with_denormals(int64_at(_arguments, 0), int64_at(_arguments, 1))
 """
-BLOCK = 1024  # elements of short rows that are handled together
+BLOCK = 1024  # elements of short rows, or of formats by block, that are handled together
 
 
 def source(
-    title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool
-) -> str:
-    """``fields``: the table's; ``storage``: the formats of arrays; ``scaled``: gradients are divided by grad_scale."""
+    title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
+    roles: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: gradients are divided by grad_scale;
+    ``roles``: all that the rule has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
-    return "\n".join([title, *_Writer(stage, fields, LoadStore(stage, storage, compute), scaled).lines(), ""])
+    return "\n".join([title, *_Writer(stage, fields, LoadStore(stage, storage, compute, roles), scaled).lines(), ""])
 
 
 class _Writer:
@@ -57,6 +62,8 @@ class _Writer:
             "",
             f'number = NUMBER["{compute}"]',
             *([f'_new, _get, _put = scratch("{compute}", {BLOCK})'] if stage.in_segments else []),
+            *([f'_new_words, _word_at, _put_word = scratch("int32", {BLOCK})'] if self.memory.by_block else []),
+            *([f'_new_floats, _float_at, _put_float = scratch("f32", {BLOCK})'] if self.memory.by_block else []),
             *self.memory.head(),
             "",
             *(f"\n@inline\n{function}\n" for function in (*self.memory.functions(), *stage.functions)),
@@ -66,6 +73,7 @@ class _Writer:
             *(
                 f"    _{name} = {'scalar' if name == 'grad_scale' else 'int64_at'}(_arguments, {k})"
                 for k, name in enumerate(ARGUMENTS)
+                if name != "per_block" or self.memory.by_block
             ),
             *indented(4, self.tensors() if stage.space == "tensor" else self.arrays()),
         ]
@@ -97,6 +105,8 @@ class _Writer:
             "_next = _end = 0",
             *(f"_lanes_{s.name} = _new()" for s in stage.sums),
             *(f"_wide_{r} = _new()" for r in stage.row_values),
+            *(f"_wide_{self.memory.formats[r].array_names(r)[-1]} = _new_words()" for r in self.read_by_block),
+            *(f"_measured_{r}, _float_{r} = _new_words(), _new_floats()" for r in self.memory.written_by_block),
             "while True:",
             "    if _next == _end:",
             "        _next = take(_counter, _batch)",
@@ -108,10 +118,55 @@ class _Writer:
             *(f"    _at_{name} = int64_at({self.entry(field)})" for name, field in addresses.items()),
             *(f"    {name} = scalar({self.entry(name)})" for name in stage.scalars),
             *(f"    {name} = int64_at({self.entry(field)})" for name, field in sizes.items()),
+            *indented(4, self.keys()),
             *indented(4, self.segments() if stage.in_segments else self.straight()),
         ]
 
+    @property
+    def read_by_block(self) -> list[str]:
+        return [r for r in self.stage.reads if self.memory.formats[r].by_block]
+
+    def keys(self) -> list[str]:
+        """Where the noise of stochastic rounding comes from: the step, the seed, and the tensor's place."""
+        if not self.memory.is_stochastic:
+            return []
+        names = ["_step", "_seed", *(name for name in INDEX_FIELDS if name in self.fields)]
+        return [
+            *(f"{name} = int64_at({self.entry(name)})" for name in names),
+            "_key = _step_key(word(_step), word(_seed))",
+            *(f"_key_{k} = add(_key, integer({hash_key(k)}))" for k in self.memory.hashes(self.stage.writes)),
+            *(["prefer_wide_vectors()"]),
+        ]
+
+    def noise(self) -> list[str]:
+        """The hash of the element's index in the whole parameter."""
+        hashes = self.memory.hashes(self.stage.writes)
+        index = "_i" if "_extent1" not in self.fields else "index_of(_i, _extent1, _extent2, _jump1, _jump2, _jump3)"
+        return [
+            *([f"_place = word(_index + {index})"] if hashes else []),
+            *(f"_hash_{k} = _scramble(add(_place, _key_{k}))" for k in hashes),
+        ]
+
+    def elements(self, start: str, count: str, visit: Sequence[str]) -> list[str]:
+        """Visits up to BLOCK elements from ``start`` on; in ``visit`` they are ``_i``, and ``_j`` from 0."""
+        around = self.memory.by_block
+        return [
+            *([f"_begin, _n = {start}, {count}"] if around else []),
+            *(["_blocks, _first_block = _n // _per_block, _begin // _per_block"] if around else []),
+            *(line for r in self.read_by_block for line in self.memory.widened(r)),
+            f"for _j in range({'_n' if around else count}):",
+            f"    _i = {'_begin' if around else start} + _j",
+            *indented(4, visit),
+            *(line for r in self.memory.written_by_block for line in self.memory.stored_by_block(r)),
+        ]
+
     def straight(self) -> list[str]:
+        if self.memory.by_block:
+            return [
+                "_stop = min(_first + _chunk_size, _size)",
+                f"for _run in range(_first, _stop, {BLOCK}):",
+                *indented(4, self.elements("_run", f"min({BLOCK}, _stop - _run)", self.visit())),
+            ]
         return ["for _i in range(_first, min(_first + _chunk_size, _size)):", *indented(4, self.visit())]
 
     def segments(self) -> list[str]:
@@ -138,12 +193,16 @@ class _Writer:
                     f"        _put(_wide_{r}, _j, _value)",
                 )
             ),
-            "for _j in range(_count * _terms):",
-            "    _i = _start + _j",
-            *(f"    {r} = _get(_wide_{r}, _j)" for r in stage.row_values),
-            *indented(4, visit),
-            # a lane begins at 0: minus zero must not survive here and nowhere else
-            *(f"    _put(_lanes_{s.name}, _j, number(0) + _term_{s.name})" for s in stage.sums),
+            *self.elements(
+                "_start",
+                "_count * _terms",
+                [
+                    *(f"{r} = _get(_wide_{r}, _j)" for r in stage.row_values),
+                    *visit,
+                    # a lane begins at 0: minus zero must not survive here and nowhere else
+                    *(f"_put(_lanes_{s.name}, _j, number(0) + _term_{s.name})" for s in stage.sums),
+                ],
+            ),
         ]
         long = [
             f"_count, _stride, _terms = 1, 0, {LANES}",
@@ -164,9 +223,12 @@ class _Writer:
                 f"for _j in range({LANES}):",
                 *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
                 f"for _column in range(0, _length, {LANES}):",
-                f"    for _j in range(min({LANES}, _length - _column)):",
-                "        _i = _start + _column + _j",
-                *indented(8, [*visit, *added]),
+                *indented(4, self.elements("_start + _column", f"min({LANES}, _length - _column)", [*visit, *added])),
+            ]
+        elif self.memory.by_block:
+            long += [
+                f"for _run in range(_start, _start + _length, {BLOCK}):",
+                *indented(4, self.elements("_run", f"min({BLOCK}, _start + _length - _run)", visit)),
             ]
         else:
             long += ["for _i in range(_start, _start + _length):", *indented(4, visit)]
@@ -195,6 +257,7 @@ class _Writer:
             *(f"{r} = {memory.load(r, '_i')}" for r in stage.reads),
             *(["grad = divide(grad, _grad_scale)"] if self.scaled and "grad" in stage.reads else []),
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
+            *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
         ]
 

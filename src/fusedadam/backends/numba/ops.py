@@ -24,7 +24,7 @@ from fusedadam.generated import numba_cache
 __all__ = ["NUMBER", "abs", "add_up", "call_with_denormals", "divide", "find_largest", "inline", "int64_at", "kernel"]
 __all__ += ["load", "maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take", "where"]
 __all__ += ["add", "bit_and", "bit_or", "bit_xor", "bits_of_float", "float_of_bits", "integer", "multiply", "narrow"]
-__all__ += ["shift_left", "shift_right", "subtract", "widen"]
+__all__ += ["index_of", "largest_word", "prefer_wide_vectors", "shift_left", "shift_right", "subtract", "widen", "word"]
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -285,6 +285,7 @@ bits_of_float = _conversion(types.float32, types.int32, lambda b, x: b.bitcast(x
 float_of_bits = _conversion(types.int32, types.float32, lambda b, x: b.bitcast(x, FLOAT))
 narrow = _conversion(types.float64, types.float32, lambda b, x: b.fptrunc(x, FLOAT))
 widen = _conversion(types.float32, types.float64, lambda b, x: b.fpext(x, DOUBLE))
+word = _conversion(types.int64, types.int32, lambda b, x: b.trunc(x, I32))
 integer = np.int32
 
 
@@ -301,3 +302,35 @@ def _operation(method: str) -> Any:
 add, subtract, multiply = _operation("add"), _operation("sub"), _operation("mul")
 bit_and, bit_or, bit_xor = _operation("and_"), _operation("or_"), _operation("xor")
 shift_left, shift_right = _operation("shl"), _operation("ashr")
+
+
+@inline
+def largest_word(array: Any, first: Any, count: Any, get: Any) -> Any:
+    """The largest of some words in scratch memory, none of which is negative."""
+    largest = integer(0)
+    for j in range(first, first + count):
+        largest = where(get(array, j) > largest, get(array, j), largest)
+    return largest
+
+
+@inline
+def index_of(i: Any, extent1: Any, extent2: Any, jump1: Any, jump2: Any, jump3: Any) -> Any:
+    """See ``fusedadam.tensors.shards.IndexMap``."""
+    rest = i % extent1
+    return i // extent1 * jump1 + rest // extent2 * jump2 + rest % extent2 * jump3
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefer_wide_vectors(context: Any) -> Any:
+    """Compiles this kernel with vectors of 64 bytes, where the processor has them.
+
+    LLVM prefers half of that, since some processors run slower with 64. For kernels that only wait for memory it does
+    not matter; hashes and codecs keep a processor busy.
+    """
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        # llvmlite knows only the names of attributes without a value
+        set.add(b.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.void(), emit

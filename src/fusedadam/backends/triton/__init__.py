@@ -28,6 +28,7 @@ from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
+from fusedadam.tensors.formats import BLOCK, FORMATS
 from fusedadam.tensors.transfer import sent
 
 if ops.INTERPRETED:
@@ -53,7 +54,8 @@ class RowTile(NamedTuple):
 # The best of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square
 # root are correctly rounded), and are faster with fewer elements per thread.
 NEEDS_TENSORS = False
-WIDE, NARROW = Tile(2048, 1024, 4), Tile(4096, 256, 2)
+WIDE, NARROW, SPLIT = Tile(2048, 1024, 4), Tile(4096, 256, 2), Tile(1024, 512, 4)
+BUSY, BLOCKS = Tile(2048, 256, 2), Tile(4096, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time
@@ -88,9 +90,11 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
     if not stage.in_segments:
-        tile = NARROW if set(table.formats.values()) <= {"f16", "bf16"} and stage.space == "element" else WIDE
+        tile = _tile(table, stage)
         tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
-        return [_launch(table, stage, tensor, first, len(tensor), (tile.chunk, tile.block), tile.warps)]
+        tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+        shape = (tile.chunk, tile.block, *tail)
+        return [_launch(table, stage, tensor, first, len(tensor), shape, tile.warps)]
     launches = []
     widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
     done = np.zeros(tensors, dtype=bool)
@@ -102,9 +106,20 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
             chunk_sizes = np.full(tensors, row_tile.rows * row_tile.run)
             chunks[key] = _sent(table, *table.chunks(stage, chunk_sizes, only=served))
         if len(chunks[key][0]):
-            shape = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
-            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), shape, warps=1))
+            lanes = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
+            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), lanes, warps=1))
     return launches
+
+
+def _tile(table: LaunchTable, stage: Stage) -> Tile:
+    formats = [FORMATS[table.formats[role]] for role in stage.arrays] if stage.space == "element" else []
+    if any(fmt.by_block for fmt in formats):
+        return BLOCKS
+    if any(FORMATS[table.formats[role]].is_stochastic for role in stage.writes if stage.space == "element"):
+        return BUSY
+    if any(len(fmt.arrays) > 1 for fmt in formats):
+        return SPLIT
+    return NARROW if formats and all(fmt.name in ("f16", "bf16") for fmt in formats) else WIDE
 
 
 def _launch(
@@ -122,7 +137,8 @@ def _launch(
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
-        text = kernel.source(table.specialized.title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED)
+        roles, title = table.specialized.rule.roles, table.specialized.title
+        text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles)
         return _compile(table.specialized.rule.name, text)
 
     plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)

@@ -7,25 +7,29 @@ of rows, side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.triton.load_store import TYPES, LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import SEGMENT
+from fusedadam.tensors.formats import BLOCK as PER_BLOCK
+from fusedadam.tensors.formats.noise import hash_key
+from fusedadam.tensors.shards import INDEX_FIELDS
 
 ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"
 
 
 def source(
     title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
-    interpreted: bool
+    interpreted: bool, roles: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """``fields``: the table's; ``storage``: the formats of arrays; ``scaled``: with AMP's scale and infinities."""
+    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: with AMP's scale and infinities;
+    ``roles``: all that the rule has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
-    memory = LoadStore(stage, storage, compute, interpreted)
+    memory = LoadStore(stage, storage, compute, interpreted, roles)
     return "\n".join([title, *_Writer(stage, fields, memory, scaled and stage.space == "element").lines(), ""])
 
 
@@ -41,9 +45,13 @@ class _Writer:
         ops = ["abs", "fold", "maximum", "minimum", "power", "where"]
         ops += [f"{op}{suffix} as {op}" for op in ("divide", "number", "sqrt")]
         ops += ["bits_of_float", "float_of_bits", "narrow", "widen"] if functions else []
+        ops += ["largest_word"] if self.memory.written_by_block else []
+        ops += ["index_of"] if self.memory.is_stochastic and "_extent1" in self.fields else []
         shapes = (
             "BLOCK" if stage.space == "tensor" else "ROWS, LANES, LOG, RUN" if stage.in_segments else "CHUNK, BLOCK"
         )
+        if self.memory.is_busy and not stage.in_segments:
+            shapes += ", TAIL"
         return [
             "import triton",
             "import triton.language as tl",
@@ -86,11 +94,38 @@ class _Writer:
             *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.partial_fields)),
             *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.row_values),
             *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
+            *self.keys(),
             f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
             *(self.segments() if stage.in_segments else self.straight()),
         ]
 
+    def keys(self) -> list[str]:
+        """Where the noise of stochastic rounding comes from: the step, the seed, and the tensor's place."""
+        if not self.memory.is_stochastic:
+            return []
+        return [
+            *(f"{name} = {self.entry(name)}" for name in INDEX_FIELDS if name in self.fields),
+            f"_key = _step_key({self.entry('_step')}.to(tl.int32), {self.entry('_seed')}.to(tl.int32))",
+            *(f"_key_{k} = _key + {hash_key(k)}" for k in self.memory.hashes(self.stage.writes)),
+        ]
+
+    def noise(self) -> list[str]:
+        """The hash of each element's index in the whole parameter."""
+        hashes = self.memory.hashes(self.stage.writes)
+        straight = not self.stage.in_segments
+        if "_extent1" in self.fields:
+            element = "_first + _i" if straight else "_i"
+            place = f"(_index + index_of({element}, _extent1, _extent2, _jump1, _jump2, _jump3)).to(tl.int32)"
+        else:
+            place = "(_index + _first).to(tl.int32) + _i" if straight else "(_index + _i).to(tl.int32)"
+        return [
+            *([f"_place = {place}"] if hashes else []),
+            *(f"_hash_{k} = _scramble(_place + _key_{k})" for k in hashes),
+        ]
+
     def straight(self) -> list[str]:
+        if self.memory.is_busy:
+            return self.straight_and_busy()
         loop = "for _offset in range(0, CHUNK, BLOCK):"
         return [
             f"_size = {self.entry('_size' if self.stage.space == 'element' else '_all_rows')}",
@@ -102,6 +137,51 @@ class _Writer:
             *indented(4, [*self.pointers(aligned=False), loop]),
             "        _i = _first + _offset + tl.arange(0, BLOCK)",
             "        _live = _i < _size",
+            *indented(8, self.visit(mask=", mask=_live")),
+        ]
+
+    def straight_and_busy(self) -> list[str]:
+        """As ``straight``, for formats that keep a processor busy. If one has blocks, each row of a tile is a block.
+
+        Indices are 32-bit, from the chunk's first element on; a tile is loaded while the one before it is updated; and
+        the masked path, which few chunks take, has small tiles, so that it does not need more registers than the plain
+        one.
+        """
+
+        def tile(size: str, offset: str) -> list[str]:
+            start = offset if offset == "0" else f"tl.multiple_of({offset}, {size})"
+            if not self.memory.by_block:
+                return [f"_i = {start} + tl.arange(0, {size})"]
+            return [
+                f"_b = ({offset} >> {PER_BLOCK.bit_length() - 1}) + tl.arange(0, {size} // {PER_BLOCK})",
+                f"_rows = tl.arange(0, {size} // {PER_BLOCK})[:, None] * {PER_BLOCK}",
+                f"_i = {start} + _rows + tl.arange(0, {PER_BLOCK})[None, :]",
+            ]
+
+        ahead = {r: [f"_ahead_{name}" for name in self.memory.arrays([r])] for r in self.stage.reads}
+        loaded = {r: [f"_loaded_{name}" for name in self.memory.arrays([r])] for r in self.stage.reads}
+        load_ahead = [
+            f"{word} = {load}"
+            for r, words in ahead.items()
+            for word, load in zip(words, self.memory.loads(r, self.memory.places(r), ""), strict=True)
+        ]
+        take = [f"{to} = {word}" for r in ahead for to, word in zip(loaded[r], ahead[r], strict=True)]
+        return [
+            f"_size = {self.entry('_size')}",
+            "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
+            *indented(4, [*self.pointers(aligned=True, begin="_first"), *tile("BLOCK", "0"), *load_ahead]),
+            "    for _offset in range(0, CHUNK, BLOCK):",
+            *indented(8, take),
+            "        _next = tl.minimum(_offset + BLOCK, CHUNK - BLOCK)",
+            *indented(8, [*tile("BLOCK", "_next"), *load_ahead, *tile("BLOCK", "_offset")]),
+            *indented(8, self.visit(mask="", loaded=loaded)),
+            "else:",
+            "    _left = tl.minimum(_size - _first, CHUNK).to(tl.int32)",
+            *indented(4, self.pointers(aligned=False, begin="_first")),
+            "    for _offset in range(0, CHUNK, TAIL):",
+            *indented(8, tile("TAIL", "_offset")),
+            "        _live = _i < _left",
+            *([f"        _live_block = _b * {PER_BLOCK} < _left"] if self.memory.by_block else []),
             *indented(8, self.visit(mask=", mask=_live")),
         ]
 
@@ -133,14 +213,12 @@ class _Writer:
             *indented(8, self.pointers(aligned=True)),
             "        _start = tl.multiple_of(_start, 16)",
             "        for _column in range(0, _longest, LANES):",
-            "            _i = _start[:, None] + tl.multiple_of(_column, LANES) + tl.arange(0, LANES)[None, :]",
+            *indented(12, self.tile("tl.multiple_of(_column, LANES)", aligned=True)),
             *indented(12, [*self.visit(mask=""), *self.add()]),
             "    else:",
             *indented(8, self.pointers(aligned=False)),
             "        for _column in range(0, _longest, LANES):",
-            "            _j = _column + tl.arange(0, LANES)[None, :]",
-            "            _i = _start[:, None] + _j",
-            "            _live = (_j < _longest) & _live_row[:, None]",
+            *indented(12, self.tile("_column", aligned=False)),
             *indented(12, self.visit(mask=", mask=_live")),
             *(f"            _term_{s.name} = tl.where(_live, _term_{s.name}, 0.0)" for s in stage.sums),
             *indented(12, self.add()),
@@ -151,14 +229,39 @@ class _Writer:
             ),
         ]
 
+    def tile(self, column: str, aligned: bool) -> list[str]:
+        """Some columns of some rows; in blocks, if a format has them, along one more dimension."""
+        if not self.memory.by_block:
+            if aligned:
+                return [f"_i = _start[:, None] + {column} + tl.arange(0, LANES)[None, :]"]
+            return [
+                f"_j = {column} + tl.arange(0, LANES)[None, :]",
+                "_i = _start[:, None] + _j",
+                "_live = (_j < _longest) & _live_row[:, None]",
+            ]
+        blocks = f"tl.arange(0, LANES // {PER_BLOCK})"
+        lines = [
+            f"_c = {column} // {PER_BLOCK} + {blocks}[None, :]",
+            f"_j = {column} + {blocks}[None, :, None] * {PER_BLOCK} + tl.arange(0, {PER_BLOCK})[None, None, :]",
+            f"_b = _start[:, None] // {PER_BLOCK} + _c",
+            "_i = _start[:, None, None] + _j",
+        ]
+        if not aligned:
+            lines += [
+                "_live = (_j < _longest) & _live_row[:, None, None]",
+                f"_live_block = (_c * {PER_BLOCK} < _longest) & _live_row[:, None]",
+            ]
+        return lines
+
     def rows_and_lanes(self) -> list[str]:
         """The values by row of these rows, and lanes for what is summed over them."""
         places = {
             r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in self.stage.row_values
         }
         mask = ", mask=_live_row, other=0"
+        dimensions = "[:, None, None]" if self.memory.by_block else "[:, None]"
         return [
-            *(f"{r} = {self.memory.load(r, pointers, mask)}[:, None]" for r, pointers in places.items()),
+            *(f"{r} = {self.memory.load(r, pointers, mask)}{dimensions}" for r, pointers in places.items()),
             *(f"_lanes_{s.name} = tl.zeros((ROWS, LANES), {self.compute})" for s in self.stage.sums),
         ]
 
@@ -166,21 +269,38 @@ class _Writer:
         def joined(lanes: str, term: str, largest: bool) -> str:
             return f"{lanes} = maximum({lanes}, {term})" if largest else f"{lanes} = {lanes} + {term}"
 
-        return [joined(f"_lanes_{s.name}", f"_term_{s.name}", s.largest) for s in self.stage.sums]
+        def lanes(term: str) -> str:
+            return f"tl.reshape({term}, (ROWS, LANES))" if self.memory.by_block else term
 
-    def pointers(self, aligned: bool) -> list[str]:
+        return [joined(f"_lanes_{s.name}", lanes(f"_term_{s.name}"), s.largest) for s in self.stage.sums]
+
+    def pointers(self, aligned: bool, begin: str | None = None) -> list[str]:
+        """``begin``: the first element of a tile whose indices count from there."""
         plain = {name: raw for r in self.stage.arrays for name, raw in self.memory.pointers(r).items()}
+        if begin is not None:
+            by_element = self.memory.by_element(self.stage.arrays)
+            plain = {
+                n: f"{raw} + {begin if n in by_element else f'({begin} // {PER_BLOCK})'}" for n, raw in plain.items()
+            }
+            return [
+                f"_to_{n} = tl.multiple_of({raw}, 16)" if aligned and n in by_element else f"_to_{n} = {raw}"
+                for n, raw in plain.items()
+            ]
         return [f"_to_{r} = tl.multiple_of({raw}, 16)" if aligned else f"_to_{r} = {raw}" for r, raw in plain.items()]
 
-    def visit(self, mask: str) -> list[str]:
-        """A block of elements: load, update, store."""
+    def visit(self, mask: str, loaded: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+        """A block of elements: load (unless that was done before), update, store."""
         stage, memory = self.stage, self.memory
-        places = {r: {name: f"_to_{name} + _i" for name in memory.arrays([r])} for r in stage.arrays}
+        places = {r: memory.places(r) for r in stage.arrays}
         other = ", other=0" if mask and stage.sums else ""
         return [
-            *(f"{r} = {memory.load(r, places[r], mask + other)}" for r in stage.reads),
+            *(
+                f"{r} = {memory.decoded(r, loaded[r]) if loaded else memory.load(r, places[r], mask + other)}"
+                for r in stage.reads
+            ),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
+            *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusedadam.backends import codecs
 from fusedadam.rules.stages import Stage
@@ -12,8 +12,10 @@ TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64":
 
 
 class LoadStore(codecs.StageFormats):
-    def __init__(self, stage: Stage, formats: Mapping[str, str], compute: str, interpreted: bool) -> None:
-        super().__init__(stage, formats, compute, "interpreter" if interpreted else "triton")
+    def __init__(
+        self, stage: Stage, formats: Mapping[str, str], compute: str, interpreted: bool, roles: Sequence[str] = ()
+    ) -> None:
+        super().__init__(stage, formats, compute, "interpreter" if interpreted else "triton", roles)
 
     def functions(self) -> list[str]:
         """The codecs, and ``_stored_ROLE(x)``."""
@@ -28,27 +30,52 @@ class LoadStore(codecs.StageFormats):
         arrays = zip(fmt.array_names(name), types, strict=True)
         return {n: f"_at_{n}.to(tl.pointer_type({kind}))" for n, kind in arrays}
 
+    def places(self, name: str) -> dict[str, str]:
+        """The pointers ``_to_ARRAY`` of a role to the elements, or blocks, that are visited."""
+        fmt = self.formats[name]
+        index = {"element": "_i", "block": "_b"}
+        return {n: f"_to_{n} + {index[array.by]}" for n, array in zip(fmt.array_names(name), fmt.arrays, strict=True)}
+
     def load(self, name: str, pointers: Mapping[str, str], mask: str) -> str:
         """``pointers``: to the elements of each array of a role."""
+        return self.decoded(name, self.loads(name, pointers, mask))
+
+    def loads(self, name: str, pointers: Mapping[str, str], mask: str) -> list[str]:
+        """What is in each array of a role."""
+        masks = [mask if array.by == "element" else _for_blocks(mask) for array in self.formats[name].arrays]
+        return [f"tl.load({pointer}{each})" for pointer, each in zip(pointers.values(), masks, strict=True)]
+
+    def decoded(self, name: str, loaded: Sequence[str]) -> str:
         fmt = self.formats[name]
-        loads = [f"tl.load({pointer}{mask})" for pointer in pointers.values()]
         if fmt.is_native(self.backend):
-            return f"{loads[0]}.to({TYPES[self.compute]})"
-        return f"_decode_{fmt.name}({', '.join(f'{load}.to(tl.int32)' for load in loads)})"
+            return f"{loaded[0]}.to({TYPES[self.compute]})"
+        words = [f"{word}.to(tl.int32)" for word in loaded]
+        if fmt.by_block:  # the last dimension of a tile is a block
+            words[-1] = f"tl.expand_dims({words[-1]}, -1)"
+        return f"_decode_{fmt.name}({', '.join(words)})"
 
     def store(self, name: str, pointers: Mapping[str, str], value: str, mask: str) -> list[str]:
         fmt = self.formats[name]
         if fmt.is_native(self.backend):
             (pointer,) = pointers.values()
             return [f"tl.store({pointer}, {self._narrowed(fmt, value)}{mask})"]
+        noise = self.noise_argument(name, str)
         words = {f"_word_{n}": array.word for n, array in zip(pointers, fmt.arrays, strict=True)}
-        return [
-            f"{', '.join(words)} = _encode_{fmt.name}({value})",
-            *(
-                f"tl.store({pointer}, {word}.to(tl.{kind}){mask})"
-                for pointer, (word, kind) in zip(pointers.values(), words.items(), strict=True)
-            ),
-        ]
+        masks = [mask if array.by == "element" else _for_blocks(mask) for array in fmt.arrays]
+        encoded = [f"{', '.join(words)} = _encode_{fmt.name}({value}{noise})"]
+        if fmt.by_block:
+            code, by_block = words
+            encoded = [
+                f"_measured = _measure_{fmt.name}({value}{noise})",
+                f"{by_block} = _of_block_{fmt.name}(largest_word(_measured))",
+                f"{code} = _encode_{fmt.name}(_measured, tl.expand_dims({by_block}, -1), {value})",
+            ]
+        stores = zip(pointers.values(), words.items(), masks, strict=True)
+        return [*encoded, *(f"tl.store({pointer}, {word}.to(tl.{kind}){m})" for pointer, (word, kind), m in stores)]
 
     def _narrowed(self, fmt: Format, x: str) -> str:
         return f"{self.rounded(fmt, x)}.to({TYPES[fmt.name]})"
+
+
+def _for_blocks(mask: str) -> str:
+    return mask.replace("_live", "_live_block")

@@ -103,4 +103,17 @@ def widen(x):
     return x.to(tl.float64)
 
 
+@triton.jit
+def largest_word(words):
+    """Of each block, which is the last dimension."""
+    return tl.max(words, axis=len(words.shape) - 1)
+
+
+@triton.jit
+def index_of(i, extent1, extent2, jump1, jump2, jump3):
+    """See ``fusedadam.tensors.shards.IndexMap``."""
+    rest = i % extent1
+    return i // extent1 * jump1 + rest // extent2 * jump2 + rest % extent2 * jump3
+
+
 INTERPRETED = not isinstance(sqrt, JITFunction)

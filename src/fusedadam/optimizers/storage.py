@@ -1,0 +1,236 @@
+"""Which format each role is kept in: what ``storage=`` asks for, and what a state and a parameter allow.
+
+What a role may be kept in follows from what its state declares: whether it is signed, how slowly it decays, whether
+another state is its running maximum, whether it is a copy of the parameter. What a parameter may be kept in follows
+from its dtype and its shape as a whole, never from a shard: another mesh must not change the precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fusedadam.optimizers.declarations import Group, State
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.tensors.shards import cuts_blocks
+
+if TYPE_CHECKING:
+    from fusedadam.optimizers.base import FusedOptimizer
+
+Storage: TypeAlias = str | Mapping[str, str] | None
+States: TypeAlias = Mapping[str, State]
+
+# By what a role is: the parameter, a copy of it, or any other state
+PRESETS = {
+    "exact": {"param": "bf16+16", "copy": "bf16+16", "state": "float32"},
+    "16bit": {"param": "bf16+16", "copy": "bf16+16", "state": "bf16"},
+    "8bit": {"param": "bf16+8", "copy": "bf16+8", "state": "slice8"},
+}
+EXACT = PRESETS["exact"]
+SMALLEST = 4096  # elements of a parameter whose states are kept in 8 bits
+SLOWEST = 0.99  # decay of a signed average in 8 bits: above it, the noise drowns the average
+OTHER_DTYPES = ("state_dtype", "ema_dtype")  # options that ``storage`` takes the place of
+
+
+class Choice(NamedTuple):
+    """The format of each role, and of roles that are kept wider than asked for, why."""
+
+    formats: dict[str, str]
+    reasons: dict[str, str]
+
+
+PLAIN = Choice({}, {})
+
+
+def check(optimizer: type[FusedOptimizer], group: Group) -> None:
+    """Refuses a ``storage`` that is unknown, or that a role cannot have."""
+    storage = group.get("storage")
+    if storage is None:
+        return
+    given = [name for name in OTHER_DTYPES if group.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"storage={storage!r} and {given[0]}={group[given[0]]} exclude each other; leave {given[0]} out, or name a "
+            "format for each state: storage={'exp_avg': 'bf16', ...}"
+        )
+    roles = ("param", *optimizer.states)
+    if isinstance(storage, str):
+        if storage not in PRESETS:
+            raise ValueError(
+                f"storage={storage!r} is unknown; use one of {_quoted(PRESETS)}, None, or a format for each role: "
+                f"{{{_quoted(roles[1:2])}: 'bf16', ...}}"
+            )
+        return
+    if not isinstance(storage, Mapping):
+        raise TypeError(
+            f"storage={storage!r} is a {type(storage).__name__}; it must be one of {_quoted(PRESETS)}, None, or a dict "
+            "of formats by role"
+        )
+    for role, title in storage.items():
+        if role not in roles:
+            raise ValueError(f"storage has {role!r}, which {optimizer.__name__} does not keep; it has {_quoted(roles)}")
+        _check_format(role, title, optimizer.states)
+
+
+def _check_format(role: str, title: Any, states: States) -> None:
+    allowed = dict.fromkeys(fmt.title for fmt in FORMATS.values() if fmt.title and _may_hold(fmt, role, states))
+    if title in allowed:
+        return
+    known = {fmt.title for fmt in FORMATS.values() if fmt.title}
+    why = "a format that it cannot have" if title in known else "an unknown format"
+    raise ValueError(f"storage[{role!r}]={title!r} is {why}; use one of {_quoted(allowed)}")
+
+
+def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: Sequence[str]) -> Choice:
+    """``roles``: the parameter and its states, under the group's flags. Raises if the parameter allows none."""
+    storage = group.get("storage")
+    if storage is None or is_lazy(param):
+        return PLAIN
+    states = optimizer.states
+    roles = [role for role in roles if role != "grad"]
+    if param.dtype == torch.float64:
+        return _plain(roles, "f64", "the parameter is float64")
+    if param.dtype == torch.float16 and storage == "exact":
+        raise ValueError(
+            "storage='exact' needs bfloat16 or float32 parameters, and one is float16, which has no room for the bits "
+            "that it lacks; use model.bfloat16(), or storage='16bit' or '8bit', which keep float16 weights as they are"
+        )
+    asked = {role: _asked(storage, role, states) for role in roles}
+    titles, reasons = dict(asked), dict[str, str]()
+    _keep_maxima_wide(storage, titles, reasons, states)
+    _keep_slow_averages_wide(storage, titles, reasons, optimizer, group)
+    why = _not_eligible(param, [format_of(title, role, states) for role, title in titles.items()])
+    if why is not None:
+        wide = {role: EXACT[_kind(role, states)] for role in roles}
+        reasons |= {role: why for role in roles if titles[role] != wide[role]}
+        titles = wide
+    formats = {role: format_of(title, role, states).name for role, title in titles.items()}
+    if param.dtype != torch.bfloat16:
+        formats["param"] = FORMAT_OF_DTYPE[param.dtype]
+        for role in roles:  # a copy of a float32 parameter needs no low bits beside it
+            if param.dtype == torch.float32 and _kind(role, states) == "copy" and titles[role] == "bf16+16":
+                formats[role] = "f32"
+    if param.dtype == torch.float16:
+        _warn_of_float16()
+    if any(FORMATS[fmt].by_block for fmt in formats.values()) and cuts_blocks(param):
+        raise RuntimeError(
+            f"a DTensor of shape {tuple(param.shape)} is sharded along its last dimension, within blocks of {BLOCK} "
+            f"values that share an exponent; shard it into multiples of {BLOCK}, along another dimension, or use "
+            "storage='16bit'"
+        )
+    return Choice(formats, reasons)
+
+
+def key(optimizer: type[FusedOptimizer], group: Group) -> Any:
+    """Equal for groups that keep alike parameters alike."""
+    storage = group.get("storage")
+    if storage is None:
+        return None
+    return dict(storage) if isinstance(storage, Mapping) else storage, group.get("seed", 0), _slow(optimizer, group)
+
+
+def format_of(title: str, role: str, states: States) -> Format:
+    """The format that a title means for a role."""
+    return next(fmt for fmt in FORMATS.values() if fmt.title == title and _may_hold(fmt, role, states))
+
+
+def is_signed(role: str, states: States) -> bool:
+    return role not in states or states[role].signed
+
+
+def _may_hold(fmt: Format, role: str, states: States) -> bool:
+    if role == "param":
+        return fmt.is_for == "weights"
+    is_copy = _kind(role, states) == "copy"
+    signs = ("anything", "signed" if states[role].signed else "non-negative")
+    return fmt.holds in signs and fmt.is_for in (("weights", "all") if is_copy else ("states", "all"))
+
+
+def _kind(role: str, states: States) -> str:
+    return "param" if role == "param" else "copy" if states[role].initial == "param" else "state"
+
+
+def _asked(storage: Any, role: str, states: States) -> str:
+    """A role that a dict does not name is kept exactly."""
+    kind = _kind(role, states)
+    return PRESETS[storage][kind] if isinstance(storage, str) else storage.get(role, EXACT[kind])
+
+
+def _keep_maxima_wide(storage: Storage, titles: dict[str, str], reasons: dict[str, str], states: States) -> None:
+    for role in [role for role in titles if role in states and states[role].maximum_of is not None]:
+        for each in (role, states[role].maximum_of):
+            if each not in titles or titles[each] == "float32":
+                continue
+            if not isinstance(storage, str):
+                raise ValueError(
+                    f"storage[{each!r}]={titles[each]!r} cannot be used with {role}: the maximum of a rounded average "
+                    f"only grows; use 'float32', or leave {each!r} out"
+                )
+            titles[each], reasons[each] = "float32", "the maximum of a rounded average only grows"
+
+
+def _keep_slow_averages_wide(
+    storage: Storage, titles: dict[str, str], reasons: dict[str, str], optimizer: type[FusedOptimizer], group: Group
+) -> None:
+    for role in _slow(optimizer, group):
+        if titles.get(role) != "slice8":
+            continue
+        decay = optimizer.states[role].decay
+        if not isinstance(storage, str):
+            raise ValueError(
+                f"storage[{role!r}]='slice8' cannot be used with {decay} above {SLOWEST}: the noise of 8 bits drowns "
+                "so slow an average; use 'bf16' or 'float32'"
+            )
+        titles[role], reasons[role] = (
+            "bf16",
+            f"{decay} is above {SLOWEST}: the noise of 8 bits drowns so slow an average",
+        )
+
+
+def _slow(optimizer: type[FusedOptimizer], group: Group) -> tuple[str, ...]:
+    """The signed states that decay slowly."""
+    signed = [(name, state.decay) for name, state in optimizer.states.items() if state.signed and state.decay]
+    return tuple(name for name, decay in signed if float(optimizer.value(group, decay)) > SLOWEST)
+
+
+def _not_eligible(param: Tensor, formats: Iterable[Format]) -> str | None:
+    """Why a parameter is kept exactly; None if it may have these formats."""
+    formats = list(formats)
+    if not any(fmt.is_deferred for fmt in formats):
+        return None
+    if getattr(param, "_fsdp_flattened", False):
+        return "FullyShardedDataParallel has flattened it"
+    if not param.is_contiguous():
+        return "it is not row-major"
+    if not any(fmt.by_block for fmt in formats):
+        return None
+    if param.dim() < 2:
+        return "it has fewer than 2 dimensions"
+    if param.numel() < SMALLEST:
+        return f"it has fewer than {SMALLEST:,} elements"
+    if param.shape[-1] % BLOCK:
+        return f"its last dimension is not divisible by {BLOCK}"
+    return None
+
+
+def _plain(roles: Iterable[str], fmt: str, why: str) -> Choice:
+    return Choice(dict.fromkeys(roles, fmt), dict.fromkeys(roles, why))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+@functools.cache
+def _warn_of_float16() -> None:
+    warnings.warn(
+        "fusedadam: storage= keeps float16 weights as they are, without the bits that they lack, so small steps are "
+        "lost; use bfloat16 weights (model.bfloat16())",
+        stacklevel=2,
+    )

@@ -1,0 +1,150 @@
+"""The arrays that a role is kept in: made anew, read as float32, and converted from one format to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam.optimizers.declarations import Group
+from fusedadam.optimizers.storage import States, is_signed
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.tensors.formats.plain import F32
+from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
+from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
+from fusedadam.tensors.formats.tensors import load, store
+from fusedadam.tensors.layout import row_major_strides
+from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
+
+LOW = "param_low"
+
+
+def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | None:
+    """The format that a state is kept in, or None if it is not there."""
+    if f"{role}_codes" in state and f"{role}_exponents" in state:
+        return SLICE8_SIGNED if is_signed(role, states) else SLICE8
+    if not isinstance(state.get(role), Tensor):
+        return None
+    low = state.get(f"{role}_low")
+    if isinstance(low, Tensor):
+        return SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
+    fmt = FORMAT_OF_DTYPE.get(state[role].dtype)
+    return None if fmt is None else FORMATS[fmt]
+
+
+def value_of(role: str, state: Mapping[str, Any], states: States) -> Tensor | None:
+    """A state as a plain local tensor: float32, unless it is kept as a plain tensor of another dtype."""
+    fmt = kept_as(role, state, states)
+    if fmt is None:
+        return None
+    arrays = [local(state[name]) for name in fmt.array_names(role)]
+    return arrays[0] if len(arrays) == 1 else load(fmt, arrays, torch.float32)
+
+
+def weight_of(param: Tensor, state: Mapping[str, Any]) -> Tensor:
+    """The local part of a parameter; with the low bits, if they are kept, as float32."""
+    here: Tensor = local(param.detach())
+    low = state.get(LOW)
+    if low is None or here.dtype != torch.bfloat16:
+        return here
+    fmt = SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
+    return load(fmt, [here, local(low).to(here.device)], torch.float32)
+
+
+def arrays_of(
+    role: str, param: Tensor, group: Group, fmt: str | None, states: States, before: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The arrays of a role in a format (None: a plain tensor of the declared dtype): from what is there before, rounded
+    to nearest, or with the initial value."""
+    if role == "param":
+        return {} if fmt is None or len(FORMATS[fmt].arrays) == 1 else {LOW: _low(param, FORMATS[fmt], before)}
+    declared, value = states[role], value_of(role, before, states)
+    for name in before if value is not None else ():
+        if name.startswith(role) and isinstance(before[name], Tensor) and not is_sharded_like(before[name], param):
+            raise RuntimeError(
+                f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
+                "torch.distributed.checkpoint"
+            )
+    if fmt is None:
+        made = declared.new(param, group)
+        if value is not None:
+            local(made).copy_(value)
+        return {role: made}
+    if value is None and declared.initial == "param":
+        value = weight_of(param, before)
+    return stored(role, param, FORMATS[fmt], value)
+
+
+def stored(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: Any = None) -> dict[str, Tensor]:
+    """New arrays with a value, or zeros, sharded like the parameter, and on its device unless another is given."""
+    here = local(param.detach())
+    device = here.device if device is None else device
+    arrays = []
+    for array in fmt.arrays:
+        if array.by == "block":
+            shape = (*here.shape[:-1], here.shape[-1] // BLOCK)
+            arrays.append(torch.zeros(shape, dtype=array.dtype, device=device))
+        elif fmt.is_deferred:
+            strides = row_major_strides(here)
+            arrays.append(torch.empty_strided(here.shape, strides, dtype=array.dtype, device=device).zero_())
+        else:
+            arrays.append(torch.zeros_like(here, dtype=array.dtype, device=device, requires_grad=False))
+    if value is not None and here.numel():
+        store(fmt, arrays, value.to(device))
+    wrapped = [
+        sharded_blocks(param, tensor) if array.by == "block" else with_local(param, tensor)
+        for array, tensor in zip(fmt.arrays, arrays, strict=True)
+    ]
+    return dict(zip(fmt.array_names(role), wrapped, strict=True))
+
+
+def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], states: States) -> dict[str, Any]:
+    """A loaded state in the wanted formats, where it is. Roles without one become plain tensors."""
+    converted = dict(state)
+    for role in states:
+        fmt = kept_as(role, state, states)
+        if fmt is None:
+            continue
+        wanted = FORMATS[formats[role]] if role in formats else None
+        if (wanted is None and len(fmt.arrays) == 1) or (wanted is not None and wanted.arrays == fmt.arrays):
+            continue
+        value = value_of(role, state, states)
+        assert value is not None
+        if wanted is not None and wanted.holds == "non-negative" and bool((value < 0).any()):
+            raise ValueError(
+                f"the state dict has negative values in {role!r}, which are never negative; is it another optimizer's?"
+            )
+        for name in fmt.array_names(role):
+            del converted[name]
+        made = stored(role, param, wanted or F32, value, value.device)
+        converted |= made
+    if LOW in converted:
+        wanted_low = FORMATS[formats["param"]] if "param" in formats else None
+        if wanted_low is not None and len(wanted_low.arrays) > 1:
+            converted[LOW] = _low(param, wanted_low, converted, local(converted[LOW]).device)
+        elif param.dtype != torch.float32:  # a float32 weight takes them in, in its next step
+            del converted[LOW]
+    return converted
+
+
+def refresh_copy(role: str, param: Tensor, state: Mapping[str, Any], states: States) -> None:
+    """Makes a state that is a copy of the parameter equal to it, in place."""
+    fmt = kept_as(role, state, states)
+    if fmt is not None:
+        store(fmt, [local(state[name]) for name in fmt.array_names(role)], weight_of(param, state))
+
+
+def _low(param: Tensor, fmt: Format, before: Mapping[str, Any], device: Any = None) -> Tensor:
+    """The low bits of a weight: zeros, unless there were some, of which 8 bits are the upper half of 16."""
+    dtype, known = fmt.arrays[1].dtype, before.get(LOW)
+    here = local(param.detach())
+    if not isinstance(known, Tensor):
+        return with_local(param, torch.zeros_like(here, dtype=dtype, requires_grad=False))
+    low = local(known).to(here.device if device is None else device)
+    if low.dtype != dtype:
+        wide = low.to(torch.int32)
+        low = (wide << 8 if dtype == torch.int16 else ((wide + 0x80) >> 8).clamp(max=127)).to(dtype)
+    made = torch.empty_like(here, dtype=dtype, device=low.device, requires_grad=False)
+    return with_local(param, made.copy_(low))

@@ -1,0 +1,119 @@
+"""The weights of a model as float32, and back: with the bits that its bfloat16 weights lack, which the states have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedadam.optimizers import storage, stored
+from fusedadam.tensors.formats import FORMATS
+from fusedadam.tensors.formats.tensors import store
+from fusedadam.tensors.shards import distributed_like, local, memory_of, with_local
+
+if TYPE_CHECKING:
+    from fusedadam.optimizers.base import FusedOptimizer
+
+
+def replaced(
+    optimizer: FusedOptimizer,
+    model: nn.Module,
+    value_of: Callable[[Tensor], Tensor | None],
+    what: str,
+    instead: str,
+) -> dict[str, Any]:
+    """A copy of the model's state dict with other values for some parameters (None: as it is). Entries are recognized
+    by their memory, under any name; tied weights stay tied."""
+    # taken first, since under FSDP it reshards the parameters; filled in place, since it has the modules' versions
+    state = model.state_dict()
+    names = names_of(optimizer, model)
+    values = {memory_of(p): (p, value) for p in names if (value := value_of(p)) is not None}
+    copies: dict[Tensor, Tensor] = {}
+    for name, entry in state.items():
+        if isinstance(entry, Tensor):
+            param, value = values.get(memory_of(entry), (None, None))
+            if param is not None and value is not None:
+                state[name] = copies.setdefault(param, value)
+            else:
+                state[name] = entry.detach().clone()
+    lost = [names[param] for param, _ in values.values() if param not in copies and local(param).numel()]
+    if lost:
+        raise RuntimeError(
+            f"the {what} of {', '.join(lost)} have no place in model.state_dict(): a state-dict hook drops, copies or "
+            f"changes these weights; {instead}"
+        )
+    return state
+
+
+def names_of(optimizer: FusedOptimizer, model: nn.Module) -> dict[Tensor, str]:
+    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
+    if names and not any(param in names for param in optimizer._params()):
+        raise ValueError(
+            "model has none of this optimizer's parameters (is it a copy of the model that is trained?); pass the "
+            "model whose parameters the optimizer was given"
+        )
+    return names
+
+
+def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
+    """A copy of the model's state dict with float32 in place of bfloat16 and float16 weights."""
+
+    def value_of(param: Tensor) -> Tensor | None:
+        if not param.is_floating_point() or param.dtype == torch.float64:
+            return None
+        weight = stored.weight_of(param, optimizer.state.get(param, {}))
+        return with_local(param.detach(), weight.to(torch.float32, copy=True))
+
+    return replaced(optimizer, model, value_of, "float32 values", "remove the hook, or save the optimizer's state dict")
+
+
+@torch.no_grad()
+def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Loads float32 weights into a model, and the bits that do not fit into its own weights into the states."""
+    names = names_of(optimizer, model)
+    targets = {memory_of(param): param for param in names if param in {*optimizer._params()}}
+    entries = {name: targets.get(memory_of(e)) for name, e in model.state_dict().items() if isinstance(e, Tensor)}
+    group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
+    split: dict[Tensor, tuple[Tensor, Tensor]] = {}
+    for name, value in state_dict.items():  # everything is made before anything is written
+        param = entries.get(name)
+        if param is None or not isinstance(value, Tensor) or value.shape != param.shape:
+            continue  # the model's own method has its say about these
+        group = group_of[param]
+        formats = storage.choose(type(optimizer), group, param, optimizer.specialized(group, param).roles).formats
+        fmt = FORMATS[formats["param"]] if "param" in formats else None
+        if fmt is not None and len(fmt.arrays) == 2:
+            here = local(param.detach())
+            value = local(distributed_like(value.detach(), param)).to(here.device, torch.float32)
+            high, low = (torch.empty_like(here, dtype=array.dtype) for array in fmt.arrays)
+            store(fmt, [high, low], value)
+            split[param] = high, with_local(param, low)
+    model.load_state_dict(state_dict)
+    for param, (high, low) in split.items():
+        local(param).copy_(high)
+        state = optimizer.state[param]
+        state[stored.LOW] = low
+        state.setdefault("step", torch.zeros((), device="cpu"))
+    optimizer._stepper.plan = None
+
+
+def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
+    wide = {}
+    for key, state in state_dict["state"].items():
+        kept = {name: value for name, value in state.items() if name != stored.LOW}
+        for role in states:
+            fmt = stored.kept_as(role, state, states)
+            if fmt is not None and fmt.name not in ("f32", "f64"):
+                arrays = fmt.array_names(role)
+                value = stored.value_of(role, state, states)
+                assert value is not None
+                whole = with_local(state[arrays[0]], value.float())
+                position = list(kept).index(arrays[0])
+                items = [(name, v) for name, v in kept.items() if name not in arrays]
+                kept = dict([*items[:position], (role, whole), *items[position:]])
+        wide[key] = kept
+    groups = [{**group, "storage": None} if "storage" in group else group for group in state_dict["param_groups"]]
+    return {**state_dict, "state": wide, "param_groups": groups}

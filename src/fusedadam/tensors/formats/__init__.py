@@ -1,0 +1,73 @@
+"""Storage formats: how the values of a role are kept in memory, and the dtype that a rule computes in.
+
+A rule never sees a format. A kernel decodes a role to float32, runs the rule and encodes the result; a rule that
+computes in float64 widens what was decoded, and rounds once on the way back. So a format serves every optimizer.
+
+format       what a format is: arrays, and a codec
+plain        float32, float16, bfloat16, float64
+split        a bfloat16 weight and the bits that it lacks
+stochastic   bfloat16 with stochastic rounding
+slice8       8 bits for a value, and an exponent for 32
+noise        what stochastic rounding adds
+tensors      formats on torch's own tensors
+
+A codec is a few functions:
+
+    decode(word, ...) -> float              one word for each array
+    encode(float) -> word, ...              by element
+    encode(float, noise) -> word, ...       with stochastic rounding
+
+and with an array by block, which has one word for 32 neighbors of the last dimension, three in place of encode:
+
+    measure(float, noise) -> word           the words of a block are compared, and the largest is found
+    of_block(largest) -> word               the word of the array by block
+    encode(measured, word, float) -> word   the word of the other array, by element
+
+Words are signed 32-bit integers. An array's own are sign-extended when they are loaded (those of uint8 are not), and
+every word that encode returns must fit its array in this way, so that it comes back as it was. Code by element is
+straight-line code of ``+ - * & | ^ << >>`` on words (which wrap; ``>>`` keeps the sign), comparisons, integer
+constants, helper functions and the ops of format.py. backends/codecs.py lowers it to Numba and Triton as rules are
+lowered; the eager backend calls it as it stands. It has integer arithmetic only, so all backends produce the same
+bits. Formats that the hardware converts have no codec.
+
+To add a format, write a file like split.py and ``register`` it here. What a user writes in ``storage=`` is its title;
+what ``holds`` and ``is_for`` say decides for which states it may be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from fusedadam.tensors.formats.format import BLOCK, Array, Format, nearest
+from fusedadam.tensors.formats.plain import BF16, F16, F32, F64
+from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
+from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
+from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
+
+__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "compute_dtype", "names", "nearest", "register"]
+
+FORMATS: dict[str, Format] = {}
+
+
+def register(fmt: Format) -> Format:
+    """Makes a format known, by its name to kernels and by its title to ``storage=``."""
+    return FORMATS.setdefault(fmt.name, fmt)
+
+
+PLAIN = (F32, F16, BF16, F64)
+for each in (*PLAIN, SPLIT_16, SPLIT_8, BF16_STOCHASTIC, SLICE8, SLICE8_SIGNED):
+    register(each)
+# The format of a role that is one plain tensor, unless another was chosen for it.
+FORMAT_OF_DTYPE: dict[torch.dtype, str] = {fmt.arrays[0].dtype: fmt.name for fmt in PLAIN}
+
+
+def compute_dtype(param: torch.dtype) -> torch.dtype:
+    """float64 parameters are updated in float64 and all others in float32, in whichever format the other roles are."""
+    return torch.float64 if param == torch.float64 else torch.float32
+
+
+def names(dtypes: Iterable[torch.dtype]) -> str:
+    """``float32, float16, ...`` for error messages."""
+    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)

@@ -1,0 +1,64 @@
+"""Formats on torch's own tensors: how the eager backend, checkpoints and the creation of states read and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fusedadam.tensors.formats.format import BLOCK, Format
+from fusedadam.tensors.formats.noise import HALF
+from fusedadam.tensors.formats.plain import round_to_odd
+from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
+
+
+def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
+    """A copy, always: a rule may store one role in another, and must not see what has been stored already."""
+    if fmt.is_native("eager"):
+        return arrays[0].to(compute, copy=True)
+    assert fmt.decode is not None
+    words = [w.to(torch.int32, copy=True) for w in _words(fmt, arrays)]
+    if fmt.by_block:
+        words = [*map(_in_blocks, words[:-1]), words[-1][..., None]]
+    value: Tensor = fmt.decode(*words)
+    return value.reshape(arrays[0].shape).to(compute)
+
+
+def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor, noise: Tensor | None = None) -> None:
+    """Rounds once. torch itself takes float64 to 16 bits by way of float32, which rounds twice. ``noise``: words of the
+    value's shape; without them it is rounded to nearest."""
+    if value.dtype == torch.float64 and fmt.rounds:
+        value = round_to_odd(value)
+    if fmt.is_native("eager"):
+        arrays[0].copy_(value)
+        return
+    assert fmt.encode is not None
+    value, words = value.float(), _words(fmt, arrays)
+    arguments = [HALF if noise is None else noise] if fmt.takes_noise else []
+    if fmt.by_block:
+        assert fmt.measure is not None
+        assert fmt.of_block is not None
+        measured = _in_blocks(fmt.measure(value, *arguments))
+        by_block = fmt.of_block(measured.amax(-1))
+        words[-1].copy_(by_block)
+        words[0].copy_(fmt.encode(measured, by_block[..., None], _in_blocks(value)).reshape(value.shape))
+        return
+    encoded = fmt.encode(value, *arguments)
+    for target, new in zip(words, encoded if len(arrays) > 1 else [encoded], strict=True):
+        target.copy_(new)
+
+
+def join_low(weight: Tensor, low: Tensor) -> None:
+    """Adds the low bits to a bfloat16 weight that has become float32. Where it has bits of its own, it stays."""
+    fmt = SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
+    joined = load(fmt, [weight.to(torch.bfloat16), low.to(weight.device)], torch.float32)
+    weight.copy_(torch.where((weight.view(torch.int32) & 0xFFFF) == 0, joined, weight))
+
+
+def _in_blocks(words: Tensor) -> Tensor:
+    return words.unflatten(-1, (-1, BLOCK)) if words.numel() else words.reshape(*words.shape[:-1], 0, BLOCK)
+
+
+def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, fmt.arrays, strict=True)]

@@ -1,0 +1,145 @@
+"""Which format each role is kept in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam import Adam, AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam.optimizers import storage
+
+BF16, F32, F16, F64 = torch.bfloat16, torch.float32, torch.float16, torch.float64
+
+
+def bytes_of(optimizer, param):
+    """Of one element, weights and states, without the step."""
+    kept = [param, *(v for k, v in optimizer.state[param].items() if k != "step")]
+    return sum(t.numel() * t.element_size() for t in kept) / param.numel()
+
+
+def stepped(make, dtype, shape=(64, 128)):
+    param = torch.nn.Parameter(torch.randn(shape).to(dtype))
+    param.grad = torch.randn(shape).to(dtype)
+    optimizer = make([param])
+    optimizer.step()
+    return optimizer, param
+
+
+@pytest.mark.filterwarnings("ignore:fusedadam. storage= keeps float16")
+@pytest.mark.parametrize(
+    ("cls", "options", "dtype", "expected"),
+    [
+        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam)),
+        (EmaAdamW, {}, BF16, (16, 12, 8.0625)),
+        (AdamW, {"amsgrad": True}, BF16, (16, 14, 12.03125)),
+        (AdamW, {}, F32, (12, 8, 6.0625)),
+        (AdamW, {}, F16, (None, 6, 4.0625)),
+    ],
+)
+def test_bytes_per_parameter_are_as_documented(cls, options, dtype, expected):
+    for preset, count in zip(("exact", "16bit", "8bit"), expected, strict=True):
+        if count is not None:
+            optimizer, param = stepped(lambda p, s=preset: cls(p, storage=s, **options), dtype)
+            assert bytes_of(optimizer, param) == count
+
+
+def formats(cls, param, **group):
+    optimizer = cls([param], **group)
+    roles = optimizer.specialized(optimizer.param_groups[0], param).roles
+    return storage.choose(cls, optimizer.param_groups[0], param, roles)
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [((8192,), "2 dimensions"), ((63, 64), "4,096 elements"), ((128, 40), "divisible by 32")],
+)
+def test_a_parameter_without_blocks_is_kept_exactly(shape, why):
+    chosen = formats(AdamW, torch.nn.Parameter(torch.ones(shape, dtype=BF16)), storage="8bit")
+    assert chosen.formats == {"param": "bf16_16", "exp_avg": "f32", "exp_avg_sq": "f32"}
+    assert all(why in reason for reason in chosen.reasons.values())
+    assert {*chosen.reasons} == {"param", "exp_avg", "exp_avg_sq"}
+
+
+def test_what_is_not_row_major_is_kept_exactly():
+    param = torch.nn.Parameter(torch.ones(128, 64, dtype=BF16).t())
+    for preset in ("8bit", "16bit"):
+        assert formats(AdamW, param, storage=preset).formats["exp_avg"] == "f32"
+
+
+def test_a_slow_average_gets_more_bits_and_a_dict_that_denies_them_is_refused():
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
+    chosen = formats(AdamW, param, storage="8bit", betas=(0.995, 0.999))
+    assert (chosen.formats["exp_avg"], chosen.formats["exp_avg_sq"]) == ("bf16_stochastic", "slice8")
+    assert "drowns" in chosen.reasons["exp_avg"]
+    with pytest.raises(ValueError, match=r"beta1 above 0\.99"):
+        AdamW([param], storage={"exp_avg": "slice8"}, betas=(0.995, 0.999))
+
+
+def test_amsgrads_maximum_and_its_average_stay_float32():
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
+    chosen = formats(AdamW, param, storage="8bit", amsgrad=True)
+    assert chosen.formats["exp_avg_sq"] == chosen.formats["max_exp_avg_sq"] == "f32"
+    with pytest.raises(ValueError, match=r"only grows; use 'float32', or leave 'exp_avg_sq' out"):
+        AdamW([param], storage={"exp_avg_sq": "slice8"}, amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "match"),
+    [
+        ("4bit", ValueError, "storage='4bit' is unknown; use one of 'exact', '16bit', '8bit', None"),
+        (8, TypeError, "storage=8 is a int"),
+        ({"exp_avg": "fp8"}, ValueError, "an unknown format; use one of 'float32', 'bf16', 'slice8'"),
+        ({"param": "slice8"}, ValueError, r"a format that it cannot have; use one of 'bf16\+16', 'bf16\+8'"),
+        ({"exp_avg": "bf16+8"}, ValueError, "a format that it cannot have"),
+        ({"ema_params": "bf16+8"}, ValueError, "which AdamW does not keep; it has 'param', 'exp_avg'"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_to_use(value, error, match):
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
+    with pytest.raises(error, match=match):
+        AdamW([param], storage=value)
+    optimizer = AdamW([param])
+    with pytest.raises(error, match=match):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "storage": value})
+    param.grad = torch.ones_like(param)
+    optimizer.param_groups[0]["storage"] = value
+    with pytest.raises(error, match=match):
+        optimizer.step()
+    assert not optimizer.state
+    assert param.eq(1).all()
+
+
+def test_two_ways_to_choose_exclude_each_other():
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
+    with pytest.raises(ValueError, match="exclude each other; leave state_dtype out"):
+        AdamW([param], storage="8bit", state_dtype=F32)
+    with pytest.raises(ValueError, match="exclude each other; leave ema_dtype out"):
+        EmaAdamW([param], storage="8bit", ema_dtype=F32)
+
+
+def test_float16_has_no_exact_storage_and_a_warning_otherwise():
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=F16))
+    with pytest.raises(ValueError, match="needs bfloat16 or float32 parameters"):
+        AdamW([param], storage="exact")
+    storage._warn_of_float16.cache_clear()
+    with pytest.warns(UserWarning, match="small steps are lost"):
+        AdamW([param], storage="8bit")
+
+
+def test_float64_stays_float64():
+    optimizer, param = stepped(lambda p: AdamW(p, storage="8bit"), F64)
+    assert {v.dtype for k, v in optimizer.state[param].items() if k != "step"} == {F64}
+
+
+def test_groups_may_differ_and_storage_may_change():
+    params = [torch.nn.Parameter(torch.ones(64, 64, dtype=BF16)) for _ in range(2)]
+    optimizer = AdamW([{"params": params[:1], "storage": "8bit"}, {"params": params[1:], "storage": "16bit"}])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [("exp_avg_codes" in optimizer.state[p]) for p in params] == [True, False]
+    optimizer.param_groups[0]["storage"] = "exact"
+    optimizer.step()
+    assert optimizer.state[params[0]]["exp_avg"].dtype == F32
+    assert optimizer.state[params[0]]["param_low"].dtype == torch.int16
+    assert "exp_avg_codes" not in optimizer.state[params[0]]

@@ -1,0 +1,81 @@
+"""Weights as float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam import AdamW, EmaAdamW
+
+
+def model(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 64)).to(dtype)
+
+
+@pytest.mark.parametrize("storage", ["exact", "16bit"])
+def test_float32_weights_are_set_and_given_back_without_loss(storage):
+    exact, trained = model(torch.float32), model()
+    optimizer = AdamW(trained.parameters(), storage=storage)
+    optimizer.load_float32_state_dict(trained, exact.state_dict())
+    assert {k: v.dtype for k, v in trained.state_dict().items()} == {
+        k: v.dtype for k, v in model().state_dict().items()
+    }
+    back = optimizer.float32_state_dict(trained)
+    assert all(torch.equal(back[name], value) for name, value in exact.state_dict().items() if "running" not in name)
+    for param in trained.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    moved = optimizer.float32_state_dict(trained)["0.weight"] - back["0.weight"]
+    assert moved.abs().max() < 2e-3
+
+
+def test_eight_bits_lose_only_what_24_do_not_hold():
+    exact, trained = model(torch.float32), model()
+    optimizer = AdamW(trained.parameters(), storage="8bit")
+    optimizer.load_float32_state_dict(trained, exact.state_dict())
+    back = optimizer.float32_state_dict(trained)["0.weight"]
+    assert torch.allclose(back, exact[0].weight, rtol=2.0**-16, atol=0)
+
+
+def test_a_model_that_becomes_float32_takes_its_low_bits():
+    trained = model()
+    optimizer = EmaAdamW(trained.parameters(), storage="8bit", lr=1e-3)
+    for _ in range(3):
+        for param in trained.parameters():
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+    whole = optimizer.float32_state_dict(trained)
+    trained.float()
+    for group in optimizer.param_groups:
+        group.update(lr=0.0, weight_decay=0.0)
+    for param in trained.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert all(torch.equal(value, whole[name]) for name, value in trained.state_dict().items() if "running" not in name)
+    assert not any("param_low" in state for state in optimizer.state.values())
+
+
+def test_another_model_is_refused():
+    with pytest.raises(ValueError, match="none of this optimizer's parameters"):
+        AdamW(model().parameters(), storage="exact").float32_state_dict(model())
+
+
+@pytest.mark.parametrize("storage", ["exact", "16bit", "8bit"])
+def test_a_widened_state_dict_is_torchs(storage):
+    trained = model()
+    optimizer = AdamW(trained.parameters(), storage=storage)
+    for param in trained.parameters():
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    wide = AdamW.widen_state_dict(optimizer.state_dict())
+    theirs = torch.optim.AdamW(model(torch.float32).parameters())
+    theirs.load_state_dict(wide)
+    for state in theirs.state.values():
+        assert {*state} == {"step", "exp_avg", "exp_avg_sq"}
+        assert state["exp_avg"].dtype == torch.float32
+    again = AdamW(trained.parameters(), storage=storage)
+    again.load_state_dict(wide)
+    for param in trained.parameters():
+        for name, value in again.state[param].items():
+            assert torch.equal(value, optimizer.state[param][name])
