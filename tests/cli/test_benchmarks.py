@@ -16,6 +16,8 @@ import cycling
 import peers
 import rows
 import speed
+import training
+import training_model
 from rows import Faster, OfCopy, OfTheTime, Row, Timed, lines, measure, table
 
 from fusedadam import AdamP
@@ -110,3 +112,53 @@ def test_the_resnet_is_one() -> None:
     kernels = {shape[2:] for shape in cases.resnet() if len(shape) == 4}
     assert kernels == {(1, 1), (3, 3), (7, 7)}
     assert sum(len(shape) == 1 for shape in cases.resnet()) == 64
+
+
+def test_trainings_that_are_done_are_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    chosen = ["--small", "--device", "cpu", "--only", "plain", "--beta2", "0.95", "--steps", "3"]
+    command = [*chosen, "--results", str(results)]
+    training.main([*command, "--seeds", "0"])
+    training.main([*command, "--seeds", "0,1"])
+    assert "1 of 2 runs are done" in capsys.readouterr().out
+    training.main([*command, "--seeds", "0,1,2", "--minutes", "0"])
+    assert "1 runs are left" in capsys.readouterr().out
+    found = training.read(results)
+    assert [one["seed"] for one in found] == [0, 1]
+    assert all(4 < one["loss"] < 6 for one in found)
+    assert all(one["bytes"] == pytest.approx(2 + 8, abs=0.01) for one in found)
+    assert "plain bfloat16 weights" in training.report(found)
+
+
+def test_trainings_of_one_seed_start_alike() -> None:
+    first, again, other = (training_model.Training(training_model.SMALL, "cpu") for _ in range(3))
+    for made, seed in ((first, 0), (again, 0), (other, 1)):
+        made.model.initialize(seed)
+    weights = [made.model.head.weight for made in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    batches = [made.batches("training", 3, seed) for made, seed in ((first, 0), (again, 0), (other, 1))]
+    assert torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+
+
+def test_every_matrix_of_the_language_model_can_have_8_bits() -> None:
+    for size, millions in ((training_model.FULL, 25.7), (training_model.SMALL, 0.13)):
+        with torch.device("meta"):
+            params = list(training_model.Model(size).parameters())
+        assert all(p.shape[-1] % 32 == 0 and p.numel() >= 4096 for p in params if p.dim() > 1)
+        assert sum(p.numel() for p in params) / 1e6 == pytest.approx(millions, rel=0.05)
+
+
+def test_trainings_are_compared_with_the_exact_one_of_the_same_seed() -> None:
+    def found(contestant: str, seed: int, loss: float, moved: float) -> dict[str, object]:
+        run = training.Run(contestant, seed, 0.95, 1500, False)._asdict()
+        measured = {"tuning_steps": 300, "loss": loss, "tuned_loss": loss - 0.1, "moved": moved, "bytes": 12, "ms": 5}
+        return run | measured | {"torch": "2.11", "device": "H200"}
+
+    exact = [found("exact", seed, loss, 2.0) for seed, loss in enumerate((0.8, 0.9, 1.0))]
+    table = training.report([*exact, found("plain", 0, 0.83, 1.0), found("plain", 2, 1.01, 0.5)])
+    line = next(line for line in table.splitlines() if "plain" in line)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    difference = ["+0.0200 ± 0.0141", "+0.0300, +0.0100"]
+    assert cells[1:] == ["0.9200", *difference, "0.8200", *difference, "0.375", "12.00", "5.00"]
