@@ -70,8 +70,9 @@ class EmaAdamW(FusedOptimizer):
         decoupled: weight decay as above (AdamW); False adds it to the gradient (Adam)
         bias_correction: divide the moments by :math:`1 - \beta^t`
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
-            give ``torch.float32`` for low-precision parameters
-        max_grad_norm, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+            give ``torch.float32`` for low-precision parameters, or use ``storage``
+        max_grad_norm, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
