@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,18 +85,22 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
     """``blocks``, with one value for 32 neighbors of the last dimension, sharded like the parameter."""
-    if not is_dtensor(param):
-        return blocks
+    return with_shape(param, blocks, (*param.shape[:-1], param.shape[-1] // BLOCK))
+
+
+def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape that is sharded along the same dimensions as ``tensor`` and has this local shard."""
+    if not is_dtensor(tensor):
+        return shard
     from torch.distributed.tensor import DTensor
 
-    shape = torch.Size((*param.shape[:-1], param.shape[-1] // BLOCK))
     stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
     made: Any = DTensor.from_local(
-        blocks.new_empty(blocks.shape, device=mesh.device_type), mesh, placements, run_check=False, shape=shape,
-        stride=stride,
+        shard.new_empty(shard.shape, device=mesh.device_type), mesh, placements, run_check=False,
+        shape=torch.Size(shape), stride=stride,
     )  # fmt: skip
-    made._local_tensor = blocks  # with CPU offload it stays on the host
+    made._local_tensor = shard  # with CPU offload it stays on the host
     return made  # type: ignore[no-any-return]
 
 
