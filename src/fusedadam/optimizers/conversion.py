@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
+from fusedadam.optimizers.stored import from_state_dict
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import distributed_like
 
@@ -135,7 +136,7 @@ def kept_in(role: str, state: Mapping[str, Any]) -> list[str]:
 def _sharded(name: str, value: Any, param: Tensor) -> Any:
     if name == "step" or not isinstance(value, Tensor):
         return value
-    return distributed_like(value.detach(), param)
+    return from_state_dict(name, distributed_like(value.detach(), param))
 
 
 def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
@@ -166,7 +167,7 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
             )
 
 
-DTYPES = {"_codes": [torch.uint8], "_exponents": [torch.uint8], "_low": [torch.int16, torch.int8]}
+DTYPES = {"_codes": [torch.uint8], "_exponents": [torch.uint8], "_low": [torch.int16, torch.int8, torch.uint8]}
 
 
 def _check_array(title: str, name: str, state: Mapping[str, Any], param: Tensor) -> None:
@@ -180,6 +181,8 @@ def _check_array(title: str, name: str, state: Mapping[str, Any], param: Tensor)
             raise ValueError(f"{title} comes without {other!r}, and one cannot be read without the other")
     if suffix == "_exponents" and len(shape) and shape[-1] % BLOCK == 0:
         shape = torch.Size((*shape[:-1], shape[-1] // BLOCK))
+    if suffix == "_low" and value.dtype == torch.uint8:  # pairs of bytes, as state_dict() has them
+        shape = torch.Size((*shape, 2))
     if value.shape != shape:
         fits = "they must be equal" if suffix != "_exponents" else f"it needs one for {BLOCK} neighbors"
         raise ValueError(

@@ -103,6 +103,7 @@ def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, 
     """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
     wide = {}
     for key, state in state_dict["state"].items():
+        state = {name: stored.from_state_dict(name, value) for name, value in state.items()}
         kept = {name: value for name, value in state.items() if name != stored.LOW}
         for role in states:
             fmt = stored.kept_as(role, state, states)
