@@ -42,10 +42,10 @@ def parameters_after(optimizer: str, by: str) -> list[list[torch.Tensor]]:
 def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants.Peer, "installed", property(lambda peer: peer.name != "optimi"))
     chosen, absent = contestants.choose("AdamW", "cpu", None)
-    assert chosen == ["torch-fused", "torch-foreach", "bitsandbytes", "bitsandbytes-8bit"]
+    assert chosen == ["torch-fused", "torch-foreach"]
     why = {one.by: one.why for one in absent}
     assert why["optimi"] == "not installed"
-    assert why["flashoptim"] == "runs on a GPU only"
+    assert why["flashoptim"] == why["bitsandbytes-8bit"] == "runs on a GPU only"
     assert why["torch-compiled"] == contestants.COMPILES
     assert "torch-compiled" in contestants.choose("AdamW", "cpu", ["all"])[0]
     assert contestants.choose("AdamW", "cpu", ["torch-compiled"])[0] == ["torch-compiled"]
@@ -56,3 +56,21 @@ def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.
 def test_every_optimizer_of_ours_is_measured() -> None:
     assert list(contestants.optimizers())[:2] == ["AdamW", "Adam"]
     assert {AdamW, EmaAdamW, AdamP, BertAdam} < set(contestants.optimizers().values())
+
+
+def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:
+    exact, half, byte = contestants.PRESETS
+    assert contestants.presets("AdamW", "bfloat16", asked=False) == [exact, half, byte]
+    assert contestants.presets("AdamW", "float32", asked=False) == [half, byte], "exact is what float32 is anyway"
+    assert contestants.presets("AdamP", "bfloat16", asked=True) == [byte]
+    assert contestants.presets("AdamP", "bfloat16", asked=False) == []
+    assert contestants.presets("AdamW", "float64", asked=True) == []
+
+
+@pytest.mark.parametrize("by", contestants.PRESETS)
+def test_a_preset_is_our_optimizer_with_storage(by: str) -> None:
+    params = parameters_with_gradients([(64, 64)], "cpu", torch.bfloat16)
+    for name in contestants.optimizers():
+        made = contestants.make(name, by, params)
+        assert type(made) is contestants.optimizers()[name]
+        assert made.defaults["storage"] == by.removeprefix("fusedadam-")

@@ -153,6 +153,72 @@ def test_it_is_cheap_for_a_thousand_parameters():
     assert time.perf_counter() - began < 0.5
 
 
+EXACTLY = "  2 parameters of 516 elements are kept exactly: fewer than 2 dimensions"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, []),
+        (
+            {"storage": "8bit"},
+            ["5.09 bytes a parameter, weights and states (param bf16+8, exp_avg slice8, exp_avg_sq slice8)", EXACTLY],
+        ),
+        (
+            {"storage": "16bit"},
+            ["8.00 bytes a parameter, weights and states (param bf16+16, exp_avg bf16, exp_avg_sq bf16)"],
+        ),
+        (
+            {"storage": "8bit", "amsgrad": True},
+            [
+                "12.05 bytes a parameter, weights and states (param bf16+8, exp_avg slice8)",
+                "  exp_avg_sq and max_exp_avg_sq of 1 parameter of 131,072 elements are kept in float32: the maximum "
+                "of a rounded average only grows",
+                EXACTLY,
+            ],
+        ),
+        (
+            {"storage": "8bit", "betas": (0.995, 0.999)},
+            [
+                "6.05 bytes a parameter, weights and states (param bf16+8, exp_avg_sq slice8)",
+                "  exp_avg of 1 parameter of 131,072 elements is kept in bf16: beta1 is above 0.99: the noise of 8 "
+                "bits drowns so slow an average",
+                EXACTLY,
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_both_say_what_storage_keeps_each_role_in_and_what_stays_wider_and_why(options, said):
+    optimizer = fusedadam.AdamW([torch.nn.Parameter(torch.ones(256, 512, dtype=BF16))], **options)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(n, dtype=BF16)) for n in (512, 4)]})
+    expected = [f"Storage: {said[0]}", *said[1:]] if said else []
+    assert repr(optimizer).splitlines()[-2 - len(said) :] == ["State: none yet", *expected, ")"]
+    assert optimizer.memory_summary().split("\n\n")[0].splitlines()[1:] == expected
+
+
+def test_the_bytes_that_storage_promises_are_those_of_the_tensors():
+    optimizer = stepped(fusedadam.EmaAdamW, ((64, 96), (96,)), BF16, storage="8bit")
+    kept = [t for p in optimizer.state for t in (p, *optimizer.state[p].values()) if t.dim()]
+    assert f"Storage: {sum(t.nbytes for t in kept) / (65 * 96):.2f} bytes a parameter" in repr(optimizer)
+
+
+def test_a_group_without_storage_and_parameters_without_a_shape_are_left_out():
+    params = [torch.nn.Parameter(torch.ones(64, 64, dtype=BF16)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "storage": "exact"}]
+    groups.append({"params": list(torch.nn.LazyLinear(3).parameters()), "storage": "8bit"})
+    lines = fusedadam.AdamW(groups).memory_summary().split("\n\n")[0].splitlines()
+    formats = "param bf16+16, exp_avg float32, exp_avg_sq float32"
+    assert lines[1:] == [f"Storage: 12.00 bytes a parameter, weights and states ({formats})"]
+
+
+def test_float32_and_float64_parameters_stay_as_they_are():
+    weights = [torch.ones(64, 64, dtype=torch.float64), torch.ones(64, 64)]
+    storage = [repr(fusedadam.AdamW([torch.nn.Parameter(w)], storage="8bit")).split("Storage: ")[1] for w in weights]
+    assert storage[0].splitlines()[1] == "  1 parameter of 4,096 elements is kept exactly: float64"
+    assert storage[1].startswith("6.06 bytes a parameter, weights and states (param float32, exp_avg slice8,")
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_device_is_named_and_the_host_keeps_little():
     params = [torch.nn.Parameter(torch.ones(1000, device="cuda"))]

@@ -15,9 +15,15 @@ import torch
 
 import fusedadam
 from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma
+from fusedadam.optimizers import storage
 from fusedadam.optimizers.base import FusedOptimizer
 
 OURS = "fusedadam"
+# Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.
+PRESETS = {f"{OURS}-{preset}": preset for preset in storage.PRESETS}
+PRESETS_BY_DTYPE = {
+    "bfloat16": ("exact", "16bit", "8bit"), "float32": ("16bit", "8bit"), "float16": ("16bit", "8bit"), "float64": (),
+}  # fmt: skip
 COMPILES = "compiles for minutes, so only on request (--peers all, or by name)"
 Params = list[torch.nn.Parameter]
 
@@ -79,8 +85,8 @@ def _adams(name: str) -> list[Peer]:
         Peer("flashoptim", _from("flashoptim", f"Flash{name}", **plain), "flashoptim", gpu_only=True),
         Peer("flashoptim-8bit", _from("flashoptim", f"Flash{name}"), "flashoptim", gpu_only=True),
         Peer("apex", _from("apex.optimizers", "FusedAdam", adam_w_mode=decoupled), "apex", gpu_only=True),
-        Peer("bitsandbytes", _from("bitsandbytes.optim", name), "bitsandbytes"),
-        Peer("bitsandbytes-8bit", _from("bitsandbytes.optim", f"{name}8bit"), "bitsandbytes"),
+        Peer("bitsandbytes", _from("bitsandbytes.optim", name), "bitsandbytes", gpu_only=True),
+        Peer("bitsandbytes-8bit", _from("bitsandbytes.optim", f"{name}8bit"), "bitsandbytes", gpu_only=True),
         Peer("torchao-8bit", _from("torchao.optim", f"{name}8bit"), "torchao", compiles=True),
         Peer("deepspeed", lambda params, **o: _deepspeed(params, decoupled, **o), "deepspeed", compiles=True),
     ]
@@ -111,13 +117,19 @@ def first_peer(optimizer: str) -> str | None:
 
 
 def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | None = None) -> Any:
-    """An optimizer of that kind: ours, a peer's, or that of ``module:name``."""
+    """An optimizer of that kind: ours, with a preset of ``storage=`` or without, a peer's, or ``module:name``."""
     options = OPTIONS.get(optimizer, {}) if options is None else options
-    if by == OURS:
-        return optimizers()[optimizer](params, **options)
+    if by == OURS or by in PRESETS:
+        return optimizers()[optimizer](params, **options, storage=PRESETS.get(by))
     if ":" in by:
         return _from(*by.split(":", 1))(params, **options)
     return next(peer for peer in PEERS[optimizer] if peer.name == by).make(params, **options)
+
+
+def presets(optimizer: str, dtype: str, asked: bool) -> list[str]:
+    """Ours with ``storage=``: every preset for AdamW, for others "8bit" where someone has ``asked`` for them."""
+    wanted = PRESETS.values() if optimizer == "AdamW" else ("8bit",) if asked else ()
+    return [by for by, preset in PRESETS.items() if preset in wanted and preset in PRESETS_BY_DTYPE[dtype]]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The memory that an optimizer keeps: ``memory_summary()``, and the last lines of ``repr(optimizer)``.
 
 Counts the memory of this process: the local shard of a DTensor, and of an expanded gradient the elements that exist.
-Nothing waits for a device.
+Nothing waits for a device. With ``storage=`` both also say what each role is kept in, and what stays wider and why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import backends
+from fusedadam.optimizers import storage
+from fusedadam.tensors.formats import FORMATS, names
 from fusedadam.tensors.shards import local
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def summary(optimizer: FusedOptimizer) -> str:
     lines = [
         f"{type(optimizer).__name__}: {len(params):,} parameter{'s' * (len(params) != 1)} of "
         f"{sum(k.elements for k in params):,} elements, "
-        f"{readable(_state_bytes(kept))} of state"
+        f"{readable(_state_bytes(kept))} of state",
+        *_storage(optimizer),
     ]
     for device in dict.fromkeys(k.device for k in kept):
         here = [k for k in kept if k.device == device]
@@ -64,7 +67,8 @@ def described(text: str, optimizer: FusedOptimizer) -> str:
         names = ", ".join(dict.fromkeys(k.what for k in kept))
         served = ", ".join(f"{device} (served by {backend})" for device, backend in _backends(optimizer))
         state = f"{readable(_state_bytes(kept))} ({names})" if kept else "none yet"
-        return f"{text.removesuffix(')')}Device: {served or 'none'}\nState: {state}\n)"
+        lines = [f"Device: {served or 'none'}", f"State: {state}", *_storage(optimizer), ")"]
+        return text.removesuffix(")") + "\n".join(lines)
     return text
 
 
@@ -74,6 +78,48 @@ def readable(count: float) -> str:
         return f"{count:.0f} bytes"
     power = min(4, int(math.log2(count)) // 10)
     return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
+    """What ``storage=`` keeps each role in, before the first step, too; nothing without it."""
+    size, elements = 0.0, 0
+    titles: dict[str, dict[str, None]] = {}
+    wider: dict[tuple[str, str, str], list[int]] = {}  # the sizes of the parameters
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if is_lazy(param):
+                continue
+            chosen = storage.choose(type(optimizer), group, param, optimizer.specialized(group, param).roles)
+            count = local(param).numel() if chosen.formats else 0
+            elements += count
+            size += count * sum(FORMATS[fmt].bytes() for fmt in chosen.formats.values())
+            for role in chosen.formats.keys() - chosen.reasons.keys():
+                titles.setdefault(role, {})[_title(chosen.formats[role])] = None
+            for each in _wider(chosen, [role for role in ("param", *optimizer.states) if role in chosen.reasons]):
+                wider.setdefault(each, []).append(count)
+    if elements:
+        roles = [role for role in ("param", *optimizer.states) if role in titles]
+        kept = ", ".join(f"{role} {' and '.join(titles[role])}" for role in roles)
+        yield f"Storage: {size / elements:.2f} bytes a parameter, weights and states{kept and f' ({kept})'}"
+    for (roles_of, how, why), sizes in wider.items():
+        many = f"{len(sizes):,} parameter{'s' * (len(sizes) != 1)} of {sum(sizes):,} elements"
+        are = "are" if " and " in roles_of or (len(sizes) > 1 and not roles_of) else "is"
+        yield f"  {roles_of}{many} {are} kept {how}: {why}"
+
+
+def _wider(chosen: storage.Choice, roles: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """``roles`` are kept wider than asked for: which, how and why."""
+    if roles and not any(FORMATS[fmt].is_deferred for fmt in chosen.formats.values()):
+        yield "", "exactly", [*chosen.reasons.values()][-1]  # what the parameter lacks comes after what its states do
+        return
+    alike: dict[tuple[str, str], list[str]] = {}
+    for role in roles:
+        alike.setdefault((_title(chosen.formats[role]), chosen.reasons[role]), []).append(role)
+    yield from ((f"{' and '.join(same)} of ", f"in {title}", why) for (title, why), same in alike.items())
+
+
+def _title(fmt: str) -> str:
+    return FORMATS[fmt].title or names([FORMATS[fmt].arrays[0].dtype])
 
 
 def _kept(optimizer: FusedOptimizer) -> Iterator[Kept]:

@@ -95,7 +95,7 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
     states = optimizer.states
     roles = [role for role in roles if role != "grad"]
     if param.dtype == torch.float64:
-        return _plain(roles, "f64", "the parameter is float64")
+        return _plain(roles, "f64", "float64")
     if param.dtype == torch.float16 and storage == "exact":
         raise ValueError(
             "storage='exact' needs bfloat16 or float32 parameters, and one is float16, which has no room for the bits "
@@ -113,6 +113,7 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
     formats = {role: format_of(title, role, states).name for role, title in titles.items()}
     if param.dtype != torch.bfloat16:
         formats["param"] = FORMAT_OF_DTYPE[param.dtype]
+        reasons.pop("param", None)  # it is as wide as it was
         for role in roles:  # a copy of a float32 parameter needs no low bits beside it
             if param.dtype == torch.float32 and _kind(role, states) == "copy" and titles[role] == "bf16+16":
                 formats[role] = "f32"
@@ -205,17 +206,17 @@ def _not_eligible(param: Tensor, formats: Iterable[Format]) -> str | None:
     if not any(fmt.is_deferred for fmt in formats):
         return None
     if getattr(param, "_fsdp_flattened", False):
-        return "FullyShardedDataParallel has flattened it"
+        return "flattened by FullyShardedDataParallel"
     if not param.is_contiguous():
-        return "it is not row-major"
+        return "not row-major"
     if not any(fmt.by_block for fmt in formats):
         return None
     if param.dim() < 2:
-        return "it has fewer than 2 dimensions"
+        return "fewer than 2 dimensions"
     if param.numel() < SMALLEST:
-        return f"it has fewer than {SMALLEST:,} elements"
+        return f"fewer than {SMALLEST:,} elements"
     if param.shape[-1] % BLOCK:
-        return f"its last dimension is not divisible by {BLOCK}"
+        return f"last dimension not divisible by {BLOCK}"
     return None
 
 

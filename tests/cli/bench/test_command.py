@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -27,9 +28,10 @@ from tests.cli.common import heed_ctrl_c
 
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
-RESULT |= {"state_bytes", "roofline_ms", "percent_of_copy"}
+RESULT |= {"state_bytes", "bytes_a_parameter", "roofline_ms", "percent_of_copy"}
 pytestmark = pytest.mark.xdist_group("bench")  # they share one run
-MEASURED = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")
+ALIKE = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")  # in the bytes that they move
+MEASURED = (*ALIKE, "fusedadam-8bit")
 OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
 
 
@@ -51,12 +53,12 @@ def environment(folder: Path) -> dict[str, str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a tiny checkpoint, and with our kernels compiled, so that a short limit is one for peers alone."""
     made = tmp_path_factory.mktemp("bench")
-    torch.save({"model": {"weight": torch.zeros(60, 200), "bias": torch.zeros(60)}}, made / "tiny.pt")
-    for optimizer in (AdamW, AdamP):
-        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((60, 200), (60,))]
+    torch.save({"model": {"weight": torch.zeros(60, 192), "bias": torch.zeros(60)}}, made / "tiny.pt")
+    for optimizer, storage in itertools.product((AdamW, AdamP), (None, "8bit")):
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((60, 192), (60,))]
         for param in params:
             param.grad = torch.ones_like(param)
-        optimizer(params).step()
+        optimizer(params, storage=storage).step()
     return made
 
 
@@ -122,7 +124,7 @@ def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
     assert data["complete"] is True
     assert set(data["machine"]) == {"device", "name", "threads", "copy_gb_s"}
     (own,) = data["sets"]
-    assert own == {"name": "tiny.pt", "tensors": 2, "parameters": 12_060, "divided_by": 1}
+    assert own == {"name": "tiny.pt", "tensors": 2, "parameters": 11_580, "divided_by": 1}
     for row in data["results"]:
         assert set(row) == RESULT
         if row["failed"]:
@@ -134,15 +136,19 @@ def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
 
 
 def test_bytes_are_those_of_the_rule(run: dict[str, Any]) -> None:
-    for row in (by_name(run["json"])[name] for name in MEASURED):
-        assert row["bytes_moved"] == 28 * 12_060
-        assert row["state_bytes"] >= 8 * 12_060
-    assert by_name(run["json"], "AdamP")["fusedadam"]["bytes_moved"] == 40 * 12_000 + 28 * 60
+    for row in (by_name(run["json"])[name] for name in ALIKE):
+        assert row["bytes_moved"] == 28 * 11_580
+        assert row["state_bytes"] >= 8 * 11_580
+        assert row["bytes_a_parameter"] == 4 + row["state_bytes"] / 11_580
+    stored = by_name(run["json"])["fusedadam-8bit"]
+    assert stored["bytes_moved"] == 16.125 * 11_520 + 28 * 60
+    assert 6.06 < stored["bytes_a_parameter"] < 7
+    assert by_name(run["json"], "AdamP")["fusedadam"]["bytes_moved"] == 40 * 11_520 + 28 * 60
 
 
 def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
     assert by_name(run["json"])["optimi"]["failed"] is None
-    assert set(by_name(run["json"], "AdamP")) == {"fusedadam", "adamp"}
+    assert set(by_name(run["json"], "AdamP")) == {"fusedadam", "fusedadam-8bit", "adamp"}
     (absent,) = run["json"]["absent"]
     assert (absent["optimizer"], absent["by"]) == ("AdamW", "flashoptim")
     assert absent["why"] in ("not installed", "runs on a GPU only")
@@ -151,10 +157,11 @@ def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
 
 def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None:
     assert "\x1b" not in run["said"]
-    assert re.search(r"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, torch-fused [\d.]+ x, optimi", run["said"])
+    expected = r"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, fusedadam-8bit [\d.]+ x, torch-fused [\d.]+ x"
+    assert re.search(expected, run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [
-        "ms", "spread", "GB moved", "of copy", "state MB", "time against ours"
+        "ms", "spread", "GB moved", "of copy", "state MB", "bytes a parameter", "time against ours"
     ]  # fmt: skip
     assert "± is half the distance between the quartiles" in run["said"]
 

@@ -24,7 +24,8 @@ def test_spread_and_percentages_follow_from_the_times() -> None:
     assert Spread.of([3.0, 1.0, 2.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
     assert Spread.of([2.0]).percent == 0
     measured = Measured(ms=[1.9, 2.0, 2.1, 1.9, 2.1], copied_per_ms=[1e7], bytes_moved=10**7)
-    (result,) = results("AdamW", "gpt", "float32", {"fusedadam": measured})
+    gpt = Set("gpt", 1, 100)
+    (result,) = results("AdamW", gpt, "float32", {"fusedadam": measured})
     assert result.ms == Spread(2.0, 1.9, 2.1)
     assert result.copy_gb_s == 10.0
     assert result.roofline_ms == 1.0
@@ -32,12 +33,26 @@ def test_spread_and_percentages_follow_from_the_times() -> None:
     assert result.ms is not None
     assert result.ms.percent == pytest.approx(5.0)
     assert "fit into a cache" not in str(list(report(result).notes()))
-    (cached,) = results("AdamW", "gpt", "float32", {"fusedadam": replace(measured, bytes_moved=4 * 10**7)})
+    (cached,) = results("AdamW", gpt, "float32", {"fusedadam": replace(measured, bytes_moved=4 * 10**7)})
     assert cached.percent_of_copy == 200.0
     assert "fit into a cache" in str(list(report(result, cached).notes()))
 
 
+def test_bytes_a_parameter_are_those_of_weights_and_states() -> None:
+    measured = {
+        "fusedadam": Measured([2.0], [1.0], bytes_moved=1400, state_bytes=400),
+        "fusedadam-8bit": Measured([3.0], [1.0], [1.5], bytes_moved=1212, state_bytes=306),
+    }
+    ours, stored = results("AdamW", Set("gpt", 1, 100), "bfloat16", measured)
+    assert [COLUMNS["bytes a parameter"](r) for r in (ours, stored)] == ["6.00", "5.06"]
+    assert [r.is_ours for r in (ours, stored)] == [True, True]
+    assert [r.label for r in (ours, stored)] == ["AdamW", "AdamW 8bit"]
+    assert stored.bytes_moved == 1212
+    assert COLUMNS["time against ours"](stored) == "1.50 x"
+
+
 def test_if_one_of_ours_fails_it_is_a_failure() -> None:
+    assert report(Result("AdamW", "fusedadam-8bit", "gpt", "float32", failed="so")).our_failures
     assert not report(Result("AdamW", "torch-fused", "gpt", "float32", failed="so")).our_failures
     assert report(Result("AdamW", "fusedadam", "gpt", "float32", failed="so")).our_failures
 

@@ -42,6 +42,26 @@ def test_bytes_a_parameter_follow_from_the_rule(
     assert contestant.bytes_moved(stepped(cls, shape, dtype, **options)) == 100 * each
 
 
+@pytest.mark.parametrize(
+    ("cls", "dtype", "options", "each"),
+    [
+        (AdamW, BF16, {"storage": "exact"}, 26),
+        (AdamW, BF16, {"storage": "16bit"}, 18),
+        (AdamW, BF16, {"storage": "8bit"}, 12.125),  # 3 + 1 + 1/32 + 1 + 1/32, read and written, and a gradient
+        (AdamW, F32, {"storage": "8bit"}, 16.125),
+        (AdamW, BF16, {"storage": "8bit", "amsgrad": True}, 26.0625),
+        (AdamW, BF16, {"storage": "8bit", "max_grad_norm": 1.0}, 14.125),
+        (EmaAdamW, BF16, {"storage": "8bit"}, 18.125),
+        (AdamP, BF16, {"storage": "8bit"}, 19.1875),  # read twice, and stored in the last visit only
+    ],
+)
+def test_formats_move_their_own_bytes(
+    cls: type[FusedOptimizer], dtype: torch.dtype, options: dict[str, Any], each: float
+) -> None:
+    optimizer = stepped(cls, (64, 64), dtype, **options)
+    assert contestant.bytes_moved(optimizer) == 4096 * each
+
+
 def test_states_are_counted_wherever_they_are_kept() -> None:
     params = parameters_with_gradients([(100, 100)], "cpu", F32)
     for name, kept in (("AdamW", 80_000), ("EmaAdamW", 120_000)):

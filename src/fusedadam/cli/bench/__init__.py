@@ -86,10 +86,11 @@ def run(options: argparse.Namespace, found: Report) -> None:
         print("  (divided to suit this machine; --scale 1 takes the real sizes)")
 
     makes = _makes(options, found)
-    cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in makes]
+    cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in options.optimizers]
     with display.progress(len(cases), lines=len(cases)) as progress:
         for described, shapes, dtype, name in cases:
-            results = report.results(name, described.name, dtype, measure(makes[name], shapes, dtype, conditions))
+            measured = measure(makes[name, dtype], shapes, dtype, conditions)
+            results = report.results(name, described, dtype, measured)
             found.results += results
             progress.done(report.line(results))
 
@@ -127,15 +128,19 @@ def sized(
     return Set(name, len(smaller), count, divisor), smaller
 
 
-def _makes(options: argparse.Namespace, found: Report) -> dict[str, dict[str, Make]]:
-    """For each optimizer ours and its peers; --quick takes only the first peer."""
-    makes: dict[str, dict[str, Make]] = {}
+def _makes(options: argparse.Namespace, found: Report) -> dict[tuple[str, str], dict[str, Make]]:
+    """For each optimizer and dtype ours, with presets of ``storage=``, and its peers; --quick takes one of each."""
+    makes: dict[tuple[str, str], dict[str, Make]] = {}
     for name in options.optimizers:
         peers, absent = contestants.choose(name, options.device.partition(":")[0], options.peers)
         found.absent += absent
         peers = peers[:1] if options.quick and options.peers is None else peers
-        implementations = (contestants.OURS, *peers, *(by for optimizer, by in options.add_peer if optimizer == name))
-        makes[name] = {by: functools.partial(contestants.make, name, by) for by in implementations}
+        peers += [by for optimizer, by in options.add_peer if optimizer == name]
+        for dtype in options.dtypes:
+            presets = contestants.presets(name, dtype, options.asked)
+            presets = presets[-1:] if options.quick else presets
+            implementations = (contestants.OURS, *presets, *peers)
+            makes[name, dtype] = {by: functools.partial(contestants.make, name, by) for by in implementations}
     return makes
 
 

@@ -23,6 +23,7 @@ DESCRIPTION = (
 EXAMPLES = {
     "--quick": "about 20 seconds",
     "--shapes llama --dtypes float32 bfloat16": "the shapes of a 7B Llama",
+    "--optimizers AdamW AdamP --dtypes bfloat16": "with storage=: bytes against time",
     "--from model.safetensors --optimizers AdamW AdamP": "the shapes of your model",
     "--from config.json --scale 1": "a Hugging Face config, in its real size",
     "--add-peer AdamW=mypackage.optim:MyAdamW": "beside an optimizer of your own",
@@ -33,7 +34,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser("bench", DESCRIPTION, EXAMPLES)
     known = list(contestants.optimizers())
     add = parser.add_argument
-    add("--optimizers", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    add("--optimizers", nargs="+", choices=known, metavar="NAME",
+        help=f"{', '.join(known)} (default: all; storage= with AdamW, and with those named here)")  # fmt: skip
     add("--peers", nargs="+", choices=[*contestants.PEER_NAMES, "all", "none"], metavar="NAME",
         help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
     add("--add-peer", action="append", default=[], type=_added, metavar="OPTIMIZER=MODULE:NAME",
@@ -55,6 +57,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="for bench.json, bench.html and bench.png (default: fusedadam-bench)")  # fmt: skip
     parser.add_json()
     options = parser.parse_args(arguments)
+    options.asked = options.optimizers is not None
+    options.optimizers = options.optimizers or known
     options.device = str(options.device or frame.default_device())
     pace = QUICK if options.quick else FULL
     options.pace = Pace(options.turns or pace.turns, pace.seconds)

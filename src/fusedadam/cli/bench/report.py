@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from fusedadam.cli import display
-from fusedadam.cli.contestants import OURS, Absent
+from fusedadam.cli.contestants import OURS, PRESETS, Absent
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
 VERSION = 2  # of the JSON file
@@ -49,12 +51,22 @@ class Result:
     bytes_moved: int | None = None
     copy_gb_s: float | None = None  # of large copies in the same turns, ours and its peers'
     state_bytes: int | None = None
+    bytes_a_parameter: float | None = None  # of weights and states
     roofline_ms: float | None = None  # the time in which a large copy moves as many bytes
     percent_of_copy: float | None = None
 
     @property
     def is_ours(self) -> bool:
+        return self.is_reference or self.by in PRESETS
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what the others are compared with: ours, without ``storage=``."""
         return self.by == OURS
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.optimizer, *filter(None, [PRESETS.get(self.by)])]) if self.is_ours else self.by
 
 
 @dataclass(frozen=True)
@@ -73,12 +85,13 @@ class Set:
         return f"{self.name}: {count} in {self.tensors:,} tensors{scaled}"
 
 
-def results(optimizer: str, name: str, dtype: str, measured: Mapping[str, Measured]) -> list[Result]:
-    """Of ours and its peers on the set ``name``."""
+def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured]) -> list[Result]:
+    """Of ours and its peers on one set of parameters."""
+    kind: torch.dtype = getattr(torch, dtype)
     copied = copied_per_ms(measured.values())
     found = []
     for by, own in measured.items():
-        result = Result(optimizer, by, name, dtype, own.failed)
+        result = Result(optimizer, by, on.name, dtype, own.failed)
         if not own.failed:
             ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
             against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
@@ -86,7 +99,8 @@ def results(optimizer: str, name: str, dtype: str, measured: Mapping[str, Measur
             percent = None if roofline is None else 100 * roofline / ms.median
             result = replace(
                 result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved, copy_gb_s=copied / 1e6,
-                state_bytes=own.state_bytes, roofline_ms=roofline, percent_of_copy=percent,
+                state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
+                roofline_ms=roofline, percent_of_copy=percent,
             )  # fmt: skip
         found.append(result)
     return found
@@ -133,14 +147,14 @@ class Report:
 
 def line(found: Sequence[Result]) -> str:
     """One optimizer and its peers, as soon as they are measured."""
-    ours, *peers = found
-    shown = ", ".join([f"ours {_ms(ours)}", *(f"{peer.by} {_against(peer) or _ms(peer)}" for peer in peers)])
+    ours, *others = found
+    shown = ", ".join([f"ours {_ms(ours)}", *(f"{other.by} {_against(other) or _ms(other)}" for other in others)])
     return f"{ours.optimizer} on {ours.set}, {ours.dtype}: {shown}"
 
 
 def show(report: Report) -> None:
     for title, rows in report.panels().items():
-        names = (f"{r.optimizer if r.is_ours else '':9} {r.by}" for r in rows)
+        names = (f"{r.optimizer if r.is_reference else '':9} {r.by}" for r in rows)
         cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
         print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
     for result in report.results:
@@ -175,5 +189,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "GB moved": lambda r: "" if r.bytes_moved is None else f"{r.bytes_moved / 1e9:.3f}",
     "of copy": lambda r: "" if r.percent_of_copy is None else f"{r.percent_of_copy:.0f} %",
     "state MB": lambda r: "" if r.state_bytes is None else f"{r.state_bytes / 1e6:.1f}",
+    "bytes a parameter": lambda r: "" if r.bytes_a_parameter is None else f"{r.bytes_a_parameter:.2f}",
     "time against ours": _against,
 }

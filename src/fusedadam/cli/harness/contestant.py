@@ -10,7 +10,10 @@ from torch import Tensor
 
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
+from fusedadam.engine.participant import arrays_of
 from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.optimizers.storage import choose
+from fusedadam.tensors.formats import FORMATS
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
 
@@ -39,16 +42,18 @@ class Contestant:
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:
-    """What a step must read and write by its rule: each element-wise stage moves its roles, in their dtypes."""
+    """What a step must read and write by its rule: each element-wise stage moves its roles, in their formats."""
     flags_of_groups, _ = optimizer._options()
-    moved = 0
-    for group, flags in zip(optimizer.param_groups, flags_of_groups, strict=True):
+    moved, rule = 0, optimizer.rule
+    for group, values in zip(optimizer.param_groups, flags_of_groups, strict=True):
+        flags = dict(zip(optimizer._flags, values, strict=True))
         for param in group["params"]:
-            specialized = optimizer.rule.specialize(dict(zip(optimizer._flags, flags, strict=True)), param)
+            formats = choose(type(optimizer), group, param, rule.specialize(flags, param).roles).formats
+            deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
-            for stage in specialized.stages:
-                if stage.space == "element":
-                    moved += sum(tensors[role].nbytes for role in (*stage.reads, *stage.writes))
+            for stage in rule.specialize(flags, param, deferred).stages:
+                for role in (*stage.reads, *stage.writes) if stage.space == "element" else ():
+                    moved += sum(tensors[name].nbytes for name in arrays_of(role, formats.get(role)))
     return moved
 
 
