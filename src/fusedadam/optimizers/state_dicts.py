@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam.optimizers import conversion, storage
 from fusedadam.optimizers.group_options import for_check
-from fusedadam.optimizers.stored import for_state_dict, loaded_as
+from fusedadam.optimizers.stored import LOW, for_state_dict, loaded_as
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
@@ -63,6 +63,9 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
                     device = torch.device("cpu") if name == "step" else param.device
                     value = value.detach().to(device, copy=True)
                 optimizer.state[param][name] = value
+            # weights stay as they are, and so do their low bits, unless others came
+            if LOW in state.get(param, {}) and param in optimizer.state:
+                optimizer.state[param].setdefault(LOW, state[param][LOW])
         for group, ours, theirs in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
             group.update({name: ours[name] for name in ours if name not in theirs or name in _kept(ours)})
 
@@ -101,7 +104,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
         return loaded_as(param, state, formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
-    names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies)
+    names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies, optimizer.states)
     return conversion.convert(state_dict, merged, states_of, stored, names)
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.storage import States, is_signed
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.optimizers.storage import States, may_hold
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format
 from fusedadam.tensors.formats.plain import F32
-from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
 from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local, with_shape
@@ -22,15 +21,24 @@ LOW = "param_low"
 
 def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | None:
     """The format that a state is kept in, or None if it is not there."""
-    if f"{role}_codes" in state and f"{role}_exponents" in state:
-        return SLICE8_SIGNED if is_signed(role, states) else SLICE8
-    if not isinstance(state.get(role), Tensor):
-        return None
-    low = state.get(f"{role}_low")
-    if isinstance(low, Tensor):
-        return split_of(low)
-    fmt = FORMAT_OF_DTYPE.get(state[role].dtype)
-    return None if fmt is None else FORMATS[fmt]
+    for fmt in FORMATS.values():
+        arrays = zip(fmt.array_names(role), fmt.arrays, strict=True)
+        is_named = any(array.suffix for array in fmt.arrays)  # by more than the role
+        if (
+            is_named
+            and may_hold(fmt, role, states)
+            and all(_is_array(state.get(name), array) for name, array in arrays)
+        ):
+            return fmt
+    value = state.get(role)
+    plain = FORMAT_OF_DTYPE.get(value.dtype) if isinstance(value, Tensor) else None
+    return None if plain is None else FORMATS[plain]
+
+
+def _is_array(value: Any, array: Array) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return value.dtype == array.dtype or (array.dtype == torch.int16 and value.dtype == torch.uint8)  # pairs of bytes
 
 
 def value_of(role: str, state: Mapping[str, Any], states: States) -> Tensor | None:
