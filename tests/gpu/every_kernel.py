@@ -13,6 +13,7 @@ import argparse
 
 import torch
 
+from tests.backends.test_storage import RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, SUMMING, apply, assert_same_bits, draw
 
 MIXES = ([F32], [BF16], [BF16, F32, F16], [F64])
@@ -40,8 +41,22 @@ def main() -> None:
                     expected = apply(case, roles, ("cpu", "eager"), **(on_host if scaled else {}))
                     assert_same_bits(ours, expected, f"{case.id} {dtypes} {'scaled' if scaled else ''}")
                 count += 1
+    if part == 1:
+        count += _with_storage()
     torch.cuda.synchronize()
     print(f"{count} launches of {len(mine)} rules with their flags: all as on the CPU")
+
+
+def _with_storage() -> int:
+    """The kernels of storage formats, through the optimizers that have them."""
+    shapes = [(65, 64), (2, 33, 96), (3, 8224), (50,), (33, 40), (4097,)]
+    for make in RULES.values():
+        for storage in ("exact", "16bit", "8bit"):
+            for scale in (None, 4.0):
+                chosen = {"shapes": shapes, "scale": scale}
+                expected = trained(make, storage, ("cpu", "eager"), **chosen)
+                assert_same(trained(make, storage, ("cuda", "triton"), **chosen), expected)
+    return len(RULES) * 6
 
 
 if __name__ == "__main__":

@@ -160,9 +160,9 @@ class EmaAdamW(FusedOptimizer):
         self._refresh_copies()
 
         def average_of(param: Tensor) -> Tensor | None:
-            return (
-                self._average(param).to(param.dtype, copy=True) if "ema_params" in self.state.get(param, {}) else None
-            )
+            if "ema_params" not in self.state.get(param, {}):
+                return None
+            return self._average(param, dtype).to(dtype or param.dtype, copy=True)
 
         return weights.replaced(
             self, model, average_of, "averages", "use ema_weights(), and take the state dict inside"

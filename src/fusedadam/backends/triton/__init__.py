@@ -91,8 +91,10 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
     if not stage.in_segments:
         tile = _tile(table, stage)
-        tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
         tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+        if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
+            tile, tail = Tile(2048, 1024, 1), (1024,)
+        tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
         shape = (tile.chunk, tile.block, *tail)
         return [_launch(table, stage, tensor, first, len(tensor), shape, tile.warps)]
     launches = []

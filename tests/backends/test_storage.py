@@ -1,0 +1,104 @@
+"""Storage formats on every backend, against the eager one on a CPU: bit for bit, all arrays."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from fusedadam import Adam, AdamP, AdamW, BertAdam, EmaAdamW
+from tests.support import PLACES
+
+BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
+# blocks in one row and several, a row that is no multiple of a tile, three dimensions, what is not eligible
+SHAPES = [(65, 64), (2, 33, 96), (4, 1056), (50,), (33, 40)]
+RULES = {
+    "AdamW": AdamW,
+    "Adam": functools.partial(Adam, weight_decay=0.1),
+    "AMSGrad": functools.partial(AdamW, amsgrad=True),
+    "clipped": functools.partial(AdamW, max_grad_norm=1.0),
+    "AdamP": AdamP,
+    "BertAdam": BertAdam,
+    "EmaAdamW": functools.partial(EmaAdamW, ema_decay=0.9),
+}
+
+
+def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):
+    device, backend = place
+    generator = torch.Generator().manual_seed(1)
+    params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype).to(device)) for s in shapes]
+    optimizer = make(params, lr=1e-2, storage=storage, backend=backend, seed=3, **options)
+    if scale is not None:
+        optimizer.grad_scale = torch.full((1,), scale, device=device)
+        optimizer.found_inf = torch.zeros(1, device=device)
+    for k in range(steps):
+        for param in params:
+            param.grad = (torch.randn(param.shape, generator=generator) * 10.0**-k).to(dtype).to(device)
+        optimizer.step()
+    kept = [{"param": p.detach(), **optimizer.state[p]} for p in params]
+    return [{name: value.cpu() for name, value in state.items()} for state in kept]
+
+
+def assert_same(found, expected):
+    for k, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert ours[name].dtype == value.dtype
+            same = torch.equal(ours[name].flatten().view(torch.uint8), value.flatten().view(torch.uint8))
+            assert same, f"{name} of parameter {k}"
+
+
+def cases():
+    """Of rules with many stages, the quick tests ask the interpreter, which takes long, about one preset."""
+    for name in RULES:
+        for storage in ("exact", "16bit", "8bit"):
+            for place in (p for p in PLACES if p.id != "cpu-eager"):
+                slow = place.id == "cpu-triton" and name in ("AdamP", "BertAdam", "clipped") and storage != "8bit"
+                marks = [*place.marks, *([pytest.mark.exhaustive] if slow else [])]
+                yield pytest.param(name, storage, *place.values, id=f"{name}-{storage}-{place.id}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "storage", "place"), cases())
+def test_every_backend_has_the_same_bits(name, storage, place):
+    shapes = SHAPES
+    if place == ("cpu", "triton"):  # the interpreter takes its time
+        shapes = SHAPES[:1] if name in ("AdamP", "BertAdam", "EmaAdamW") else SHAPES[:2]
+    expected = trained(RULES[name], storage, ("cpu", "eager"), shapes=shapes)
+    assert_same(trained(RULES[name], storage, place, shapes=shapes), expected)
+
+
+@pytest.mark.filterwarnings("ignore:fusedadam. storage= keeps float16")
+@pytest.mark.parametrize("place", [p for p in PLACES if p.id not in ("cpu-eager", "cpu-triton")])
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "AdamP", "EmaAdamW"])
+def test_other_dtypes_have_the_same_bits(name, dtype, place):
+    for storage in ("16bit", "8bit"):
+        expected = trained(RULES[name], storage, ("cpu", "eager"), dtype)
+        assert_same(trained(RULES[name], storage, place, dtype), expected)
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p.id not in ("cpu-eager", "cpu-triton")])
+def test_scaled_gradients_have_the_same_bits(place):
+    expected = trained(AdamW, "8bit", ("cpu", "eager"), scale=4.0)
+    assert_same(trained(AdamW, "8bit", place, scale=4.0), expected)
+
+
+def test_threads_and_chunks_do_not_matter():
+    """Several chunks of one tensor, on one thread and on all."""
+    many = trained(AdamW, "8bit", ("cpu", "numba"), shapes=[(700, 128)])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        single = trained(AdamW, "8bit", ("cpu", "numba"), shapes=[(700, 128)])
+    finally:
+        torch.set_num_threads(threads)
+    assert_same(single, many)
+    assert_same(trained(AdamW, "8bit", ("cpu", "eager"), shapes=[(700, 128)]), many)
+
+
+def test_a_step_depends_on_the_seed():
+    one, other = (trained(AdamW, "8bit", ("cpu", "numba")) for _ in range(2))
+    assert_same(one, other)
+    seeded = trained(functools.partial(AdamW, betas=(0.9, 0.99)), "8bit", ("cpu", "numba"))
+    assert not torch.equal(seeded[0]["exp_avg_sq_codes"], one[0]["exp_avg_sq_codes"])

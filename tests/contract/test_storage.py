@@ -1,0 +1,281 @@
+"""What users do with an optimizer, with storage formats: resume, convert, move states, write weights, scale, hook."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW, step_in_backward
+from fusedadam.tensors.formats import Array, Format, register
+from fusedadam.tensors.formats.format import bits_of_float, float_of_bits
+
+PRESETS = ["exact", "16bit", "8bit"]
+OPTIMIZERS = [AdamW, AdamP, BertAdam, EmaAdamW]
+
+
+def model(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)).to(dtype)
+
+
+def train(net, optimizer, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for param in net.parameters():
+            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+        optimizer.step()
+
+
+def contents(net, optimizer):
+    return [{"param": p.detach(), **optimizer.state[p]} for p in net.parameters()]
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name].view(-1), theirs[name].view(-1)) for name in theirs)
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_resumed_run_goes_on_to_the_bit(make, storage):
+    net = model()
+    optimizer = make(net.parameters(), storage=storage, seed=5)
+    train(net, optimizer, 2)
+    file = io.BytesIO()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = model()
+    again = make(resumed.parameters(), storage=storage)
+    resumed.load_state_dict(saved["model"])
+    again.load_state_dict(saved["optimizer"])
+    assert again.param_groups[0]["seed"] == 5
+    copied, copied_optimizer = copy.deepcopy((net, optimizer))
+    pickled, pickled_optimizer = pickle.loads(pickle.dumps((net, optimizer)))
+    for other, its in ((net, optimizer), (resumed, again), (copied, copied_optimizer), (pickled, pickled_optimizer)):
+        train(other, its, 2, seed=1)
+        assert_same(contents(other, its), contents(net, optimizer))
+
+
+@pytest.mark.parametrize("before", [None, *PRESETS])
+@pytest.mark.parametrize("after", [None, *PRESETS])
+@pytest.mark.filterwarnings("ignore:the state dict has param_low")
+def test_state_dicts_load_into_every_storage(before, after):
+    net = model()
+    optimizer = EmaAdamW(net.parameters(), storage=before)
+    train(net, optimizer, 3)
+    other = EmaAdamW(net.parameters(), storage=after)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["storage"] == after
+    fresh = model()
+    expected = EmaAdamW(fresh.parameters(), storage=after)
+    train(fresh, expected, 1)
+    for param, like in zip(net.parameters(), fresh.parameters(), strict=True):
+        names = {*expected.state[like]} if after is not None else {"step", "exp_avg", "exp_avg_sq", "ema_params"}
+        assert {*other.state[param]} | {"param_low"} == names | {"param_low"}
+    wide = [EmaAdamW.widen_state_dict(o.state_dict())["state"] for o in (optimizer, other)]
+    for key, state in wide[0].items():
+        for name in ("exp_avg", "ema_params"):
+            scale = state[name].abs().max()
+            assert torch.allclose(wide[1][key][name], state[name], rtol=0.07, atol=2e-4 * scale)
+    train(net, other, 1)
+
+
+def test_torchs_state_dict_loads_directly():
+    net = model()
+    theirs = torch.optim.AdamW(net.parameters())
+    train(net, theirs, 2)
+    ours = AdamW(net.parameters(), storage="8bit")
+    ours.load_state_dict(theirs.state_dict())
+    assert "exp_avg_codes" in ours.state[net[0].weight]
+    assert ours.state[net[0].weight]["step"].item() == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda s: s.update(exp_avg_codes=s["exp_avg_codes"][:, :32]), "'exp_avg_codes' has shape"),
+        (lambda s: s.update(exp_avg_exponents=s["exp_avg_exponents"][:, :1]), "it needs one for 32 neighbors"),
+        (lambda s: s.update(exp_avg_codes=s["exp_avg_codes"].short()), "dtype int16; it must be one of uint8"),
+        (lambda s: s.pop("exp_avg_exponents"), "only a part of what 'exp_avg' is kept in"),
+        (lambda s: s.update(param_low=s["param_low"].float()), "'param_low' has dtype float32"),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused_and_nothing_is_loaded(change, match):
+    net = model()
+    optimizer = AdamW(net.parameters(), storage="8bit")
+    train(net, optimizer, 1)
+    before = copy.deepcopy(contents(net, optimizer))
+    state_dict = copy.deepcopy(optimizer.state_dict())
+    change(state_dict["state"][0])
+    with pytest.raises((ValueError, RuntimeError), match=match):
+        optimizer.load_state_dict(state_dict)
+    assert_same(contents(net, optimizer), before)
+
+
+def test_negative_second_moments_are_refused():
+    net = model()
+    optimizer = AdamW(net.parameters())
+    train(net, optimizer, 1)
+    state_dict = optimizer.state_dict()
+    state_dict["state"][0]["exp_avg_sq"] = -torch.ones_like(state_dict["state"][0]["exp_avg_sq"])
+    with pytest.raises(ValueError, match="negative values in 'exp_avg_sq'"):
+        AdamW(net.parameters(), storage="8bit").load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+def test_low_bits_stay_when_states_are_loaded_after_weights(storage):
+    net, exact = model(), model(torch.float32)
+    donor = AdamW(net.parameters())
+    train(net, donor, 1)
+    optimizer = AdamW(net.parameters(), storage=storage)
+    optimizer.load_float32_state_dict(net, exact.state_dict())
+    untrained = optimizer.state_dict()
+    before = optimizer.float32_state_dict(net)
+    optimizer.load_state_dict(donor.state_dict())
+    assert all(torch.equal(value, before[name]) for name, value in optimizer.float32_state_dict(net).items())
+    AdamW(net.parameters(), storage=storage).load_state_dict(untrained)  # before its first step
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+@pytest.mark.parametrize("write", ["copy_", "data", "zero_", "infinite"])
+def test_a_weight_that_someone_else_writes_stays_a_number(storage, write):
+    net = model()
+    optimizer = AdamW(net.parameters(), storage=storage, lr=1e-3)
+    train(net, optimizer, 3)
+    weight = net[0].weight
+    with torch.no_grad():
+        if write == "zero_":
+            weight.zero_()
+        elif write == "copy_":
+            weight.copy_(-torch.zeros_like(weight))
+        elif write == "data":
+            weight.data = torch.zeros_like(weight)
+        else:
+            weight.fill_(torch.inf)
+    train(net, optimizer, 1, seed=1)
+    assert not weight.isnan().any()
+    if write != "infinite":
+        assert weight.abs().max() < 0.01
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+def test_averages_are_put_in_and_taken_out_exactly(storage):
+    net = model()
+    optimizer = EmaAdamW(net.parameters(), storage=storage, ema_decay=0.5)
+    train(net, optimizer, 3)
+    before = copy.deepcopy(contents(net, optimizer))
+    with optimizer.ema_weights():
+        averaged = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(RuntimeError, match="inside ema_weights"):
+            optimizer.float32_state_dict(net)
+    assert_same(contents(net, optimizer), before)
+    saved = optimizer.ema_state_dict(net)
+    assert all(torch.equal(a, b) for a, b in zip(averaged, saved.values(), strict=True))
+    wide = optimizer.ema_state_dict(net, dtype=torch.float32)
+    assert all(torch.equal(wide[name].to(torch.bfloat16), value) or storage != "exact" for name, value in saved.items())
+    assert wide["0.weight"].dtype == torch.float32
+    assert not torch.equal(wide["0.weight"], saved["0.weight"].float())
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+@pytest.mark.parametrize("how", ["assigned", "data"])
+def test_states_that_are_moved_away_and_back(storage, how):
+    """Trainers of reinforcement learning keep states elsewhere between phases; here, as copies with other addresses."""
+    nets = [model(), model()]
+    optimizers = [EmaAdamW(net.parameters(), storage=storage) for net in nets]
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, 2)
+    for state in optimizers[0].state.values():
+        for name, value in state.items():
+            away = value.clone()
+            if how == "assigned":
+                state[name] = away.clone()
+            else:
+                value.data = torch.empty(0, dtype=value.dtype)
+                value.data = away
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, 2, seed=1)
+    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+def test_a_step_in_backward_has_the_same_bits(storage):
+    nets = [model(), model()]
+    optimizers = [
+        step_in_backward(nets[0], lambda params: AdamW(params, storage=storage)),
+        AdamW(nets[1].parameters(), storage=storage),
+    ]
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        for k in range(3):
+            x = torch.full((4, 64), 0.5 + k, dtype=torch.bfloat16)
+            net(x).float().pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
+
+
+def test_groups_do_not_matter():
+    nets = [model(), model()]
+    first, *rest = nets[0].parameters()
+    optimizers = [
+        AdamW([{"params": rest[::-1]}, {"params": [first]}], storage="8bit"),
+        AdamW(nets[1].parameters(), storage="8bit"),
+    ]
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, 3)
+    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
+
+
+def test_a_step_that_a_scaler_skips_consumes_no_noise():
+    nets = [model(), model()]
+    optimizers = [AdamW(net.parameters(), storage="8bit") for net in nets]
+    train(nets[0], optimizers[0], 1)
+    train(nets[1], optimizers[1], 1)
+    optimizers[0].found_inf, optimizers[0].grad_scale = torch.ones(1), torch.ones(1)
+    train(nets[0], optimizers[0], 1, seed=9)
+    del optimizers[0].found_inf, optimizers[0].grad_scale
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, 1, seed=1)
+    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
+
+
+def decode_twice(high, low):
+    return float_of_bits((high << 16) | (low & 0xFFFF))
+
+
+def encode_twice(x):
+    bits = bits_of_float(x)
+    return bits >> 16, (bits << 16) >> 16
+
+
+def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
+    from fusedadam.tensors.formats import FORMATS
+
+    own = Format(
+        "own", (Array(torch.int16, "_upper"), Array(torch.int16, "_lower")), decode_twice, encode_twice, "own",
+        is_for="states",
+    )  # fmt: skip
+    register(own)
+    try:
+        nets = [model(), model()]
+        optimizer = AdamW(nets[0].parameters(), storage={"exp_avg": "own", "exp_avg_sq": "own"})
+        exact = AdamW(nets[1].parameters(), storage="exact")
+        for net, each in ((nets[0], optimizer), (nets[1], exact)):
+            train(net, each, 2)
+        assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert "exp_avg_upper" in optimizer.state[nets[0][0].weight]
+        wide = AdamW.widen_state_dict(optimizer.state_dict())["state"][0]["exp_avg"]
+        assert torch.equal(wide, exact.state[nets[1][0].weight]["exp_avg"])
+        optimizer.param_groups[0]["storage"] = "exact"
+        for net, each in ((nets[0], optimizer), (nets[1], exact)):
+            train(net, each, 1, seed=1)
+        assert_same(contents(nets[0], optimizer), contents(nets[1], exact))
+    finally:
+        del FORMATS["own"]
