@@ -7,18 +7,25 @@ gives the same bits. AdamP's projections sum what is not exact, and have a test 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 import fusedadam
+from fusedadam import compat
 from fusedadam.optimizers.stored import for_state_dict
-from tests.distributed.parts import S0, S1, R, divided_like, mesh_of, parameter
+from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
+from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU
+from tests.meaning.made_to_measure import gradient
 from tests.support import BF16
 
 S2 = Shard(2)
@@ -69,15 +76,16 @@ def kept(opt: Any, param: Any) -> dict[str, Tensor]:
 
 
 @functools.cache
-def alone(optimizer: str, dtype: torch.dtype = BF16, steps: int = STEPS, **options: Any) -> list[dict[str, Tensor]]:
+def alone(optimizer: str, dtype: torch.dtype = BF16, **options: Any) -> list[dict[str, Tensor]]:
     params = [torch.nn.Parameter(value) for value in start(dtype)]
     opt = OPTIMIZERS[optimizer](params, **options)
-    go(opt, params, range(steps))
+    go(opt, params, range(STEPS))
     return [kept(opt, p) for p in params]
 
 
 def assert_same(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
-    for name, mine, theirs in zip(SHAPES, found, expected, strict=True):
+    for mine, theirs in zip(found, expected, strict=True):
+        name = str(tuple(theirs["param"].shape))
         assert list(mine) == list(theirs), name
         for array, value in theirs.items():
             assert mine[array].dtype == value.dtype, f"{array} of {name}"
@@ -154,22 +162,296 @@ def follow(layout: str, optimizer: str, storage: str, backend: str | None, dtype
     for name, p in zip(SHAPES, params, strict=True):
         assert_lies_like(p, opt.state[p])
         assert ("exp_avg_codes" in opt.state[p]) == (storage == "8bit" and name in EIGHT_BITS), name
-    assert_same([kept(opt, p) for p in params], alone(optimizer, dtype, storage=storage))
+    assert_same([kept(opt, p) for p in params], alone(optimizer, dtype, storage=storage, backend=backend))
 
 
 def world_of(layout: str, request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[LAYOUTS[layout][0]])
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+EVERY = list(itertools.product(LAYOUTS, OPTIMIZERS, STORAGES))
+# Quick are 8 bits of AdamW in each layout, and the other formats in every third. The others' kernels take long to
+# compile: they are quick on the eager backend, which compiles nothing, one in each layout.
+QUICK = [(layout, "AdamW", "8bit") for layout in LAYOUTS]
+QUICK += [(layout, "AdamW", STORAGES[k % 2]) for k, layout in enumerate(LAYOUTS) if k % 3 == 0]
+QUICK_EAGER = [(layout, [*OPTIMIZERS][1 + k % 3], STORAGES[2 - k // 3 % 2]) for k, layout in enumerate(LAYOUTS)]
+
+
+def marked(quick: list[tuple[str, str, str]]) -> Any:
+    cases = [pytest.param(*case, marks=[] if case in quick else pytest.mark.exhaustive) for case in EVERY]
+    return pytest.mark.parametrize(("layout", "optimizer", "storage"), cases)
+
+
+@marked(QUICK)
 def test_same_bits(layout, optimizer, storage, request):
     world_of(layout, request).run(follow, layout, optimizer, storage, None)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_same_bits_eager(layout, optimizer, storage, request):
+@marked(QUICK_EAGER)
+def test_same_bits_on_the_eager_backend(layout, optimizer, storage, request):
     world_of(layout, request).run(follow, layout, optimizer, storage, "eager")
+
+
+@pytest.mark.parametrize("storage", ["16bit", "8bit"])
+def test_same_bits_of_the_states_of_float32_weights(four, storage):
+    four.run(follow, "FSDP2 over tensor parallel", "AdamW", storage, "eager", torch.float32)
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", pytest.param(None, marks=pytest.mark.exhaustive)])
+
+
+def follow_projections(layout: str, exactly: bool, backend: str | None) -> None:
+    """AdamP's sums over whole rows are exact enough for the same bits; where rows are cut, nearly all are the same."""
+    params, alone = LAYOUTS[layout][1](start()), [torch.nn.Parameter(value) for value in start()]
+    make = functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, nesterov=True, storage="8bit", backend=backend)
+    opt, single, seen = make(params), make(alone), set()
+    generator = torch.Generator().manual_seed(1)
+    for step in range(STEPS):
+        for k, (p, q) in enumerate(zip(params, alone, strict=True)):
+            q.grad = gradient(q.detach().double(), KINDS[(step + k) % 3], step, generator).to(q.dtype)
+            p.grad = divided_like(q.grad, p)
+        opt.step()
+        single.step()
+        assert list(opt.projections().values()) == list(single.projections().values())
+        seen |= {*opt.projections().values()}
+    assert seen == {"channel", "layer", "none"}
+    mine, theirs = ([kept(o, p) for p in own] for o, own in ((opt, params), (single, alone)))
+    if exactly:
+        return assert_same(mine, theirs)
+    for one, other in zip(mine, theirs, strict=True):
+        assert list(one) == list(other)
+        off = sum(int((one[n].float() - other[n].float()).abs().gt(1e-6).sum()) for n in one)
+        assert off <= 1e-3 * sum(value.numel() for value in one.values())
+
+
+@BACKENDS
+@pytest.mark.parametrize(("layout", "exactly"), [("FSDP2", True), ("tensor parallel", False)])
+def test_projections(two, layout, exactly, backend):
+    two.run(follow_projections, layout, exactly, backend)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refuse_to_cut(shape: tuple[int, ...], *placements: Any) -> None:
+    """When the optimizer is made, when a group is added, and when storage is changed: nothing is written."""
+    param = parameter(torch.ones(shape, dtype=BF16), mesh_of(*[2] * len(placements)), *placements)
+    param.grad = torch.ones_like(param)
+    words = r"is sharded along its last dimension, within blocks of 32 values that share an exponent; shard it into"
+    with pytest.raises(RuntimeError, match=words):
+        fusedadam.AdamW([param], storage="8bit")
+    opt = fusedadam.AdamW([torch.nn.Parameter(torch.ones(3))], storage="8bit")
+    with pytest.raises(RuntimeError, match=words):
+        opt.add_param_group({"params": [param]})
+    assert len(opt.param_groups) == 1
+    opt = fusedadam.AdamW([param], storage="16bit", lr=0.5)
+    opt.step()
+    before, weight = dict(opt.state[param]), here(param).clone()
+    opt.param_groups[0]["storage"] = "8bit"
+    with pytest.raises(RuntimeError, match=words):
+        opt.step()
+    assert all(opt.state[param][name] is value for name, value in before.items())
+    assert torch.equal(here(param), weight)
+    opt.param_groups[0]["storage"] = "exact"
+    opt.step()
+
+
+def test_cut_blocks_are_refused(two, four):
+    two.run(refuse_to_cut, (64, 96), S1)
+    two.run(refuse_to_cut, (8, 16, 32), S2)
+    four.run(refuse_to_cut, (64, 64), S1, S1)
+
+
+# --- ZeRO, offload, gradients -----------------------------------------------------------------------------------------
+
+
+def follow_zero(optimizer: str, storage: str) -> None:
+    """Every parameter is whole on one process. What ZeRO saves, it gives back without asking the optimizer."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which takes long to import
+
+    def zero_of(params: list[Any]) -> Any:
+        made = OPTIMIZERS[optimizer]
+        options = {**made.keywords, "storage": storage, "backend": "eager", "max_grad_norm": None}  # type: ignore[attr-defined]
+        if optimizer == "BertAdam":
+            options |= {"max_grad_norm": 0.5, "clip": "parameter"}
+        return ZeroRedundancyOptimizer(params, optimizer_class=made.func, **options), options, made.func  # type: ignore[attr-defined]
+
+    params, alone = ([torch.nn.Parameter(value) for value in start()] for _ in range(2))
+    zero, options, cls = zero_of(params)
+    single = cls(alone, **options)
+    go(zero, params, range(2))
+    zero.consolidate_state_dict(to=0)
+    box = [zero.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    zero, _, _ = zero_of(params)
+    zero.load_state_dict(box[0])
+    go(zero, params, range(2, STEPS))
+    go(single, alone, range(STEPS))
+    mine = [p for p in params if zero.optim.state.get(p)]
+    assert 0 < len(mine) < len(params)
+    assert all(torch.equal(p, q) for p, q in zip(params, alone, strict=True))
+    for p in mine:
+        q = alone[[p is other for other in params].index(True)]
+        found, expected = kept(zero.optim, p), kept(single, q)
+        assert {*found} == {*expected}
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "storage"),
+    [
+        pytest.param(o, s, marks=[pytest.mark.exhaustive] if (i + k) % 3 else [])
+        for i, o in enumerate(OPTIMIZERS)
+        for k, s in enumerate(STORAGES)
+    ],
+)
+def test_zero(two, optimizer, storage):
+    two.run(follow_zero, optimizer, storage)
+
+
+def follow_offloaded() -> None:
+    params = fsdp2(2, offload_policy=CPUOffloadPolicy(pin_memory=False))(start())
+    opt = OPTIMIZERS["AdamW"](params, storage="8bit")
+    go(opt, params, range(STEPS))
+    assert_same([kept(opt, p) for p in params], alone("AdamW", storage="8bit"))
+
+
+def test_cpu_offload(two):
+    two.run(follow_offloaded)
+
+
+def follow_other_gradients(storage: str) -> None:
+    """Gradients are sharded along another dimension, or not at all, and redistributed in every step."""
+    params = LAYOUTS["FSDP2"][1](start())
+    opt = OPTIMIZERS["AdamP"](params, storage=storage, backend="eager")
+    for step in range(STEPS):
+        for k, p in enumerate(params):
+            p.grad = divided(values(step, p.shape).to(p.dtype), mesh_of(2), [(R, S1)[k % 2] if p.dim() > 1 else R])
+        opt.step()
+    assert_same([kept(opt, p) for p in params], alone("AdamP", storage=storage, backend="eager"))
+
+
+@pytest.mark.parametrize("storage", ["16bit", "8bit"])
+def test_gradients_that_are_sharded_otherwise(two, storage):
+    two.run(follow_other_gradients, storage)
+
+
+def miss_gradients(optimizer: str) -> None:
+    """A process without a gradient writes nothing; its elements take the noise of its own steps when it has one."""
+    params = LAYOUTS["tensor parallel"][1](start())
+    opt = OPTIMIZERS[optimizer](params, storage="8bit", backend="eager")
+    go(opt, params, range(1))
+    before = [here(p).clone() for p in params]
+    for k, p in enumerate(params):
+        p.grad = None if (dist.get_rank() + k) % 2 else divided_like(values(1, p.shape).to(p.dtype), p)
+    opt.step()
+    for k, p in enumerate(params):
+        assert opt.state[p]["step"] == (1 if (dist.get_rank() + k) % 2 else 2)
+        assert torch.equal(here(p), before[k]) == bool((dist.get_rank() + k) % 2)
+    go(opt, params, range(2, STEPS))
+    assert all(here(p).isfinite().all() for p in params)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP"])
+def test_missing_gradients(two, optimizer):
+    two.run(miss_gradients, optimizer)
+
+
+@BACKENDS
+@pytest.mark.parametrize("storage", ["16bit", "8bit"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_skipped_step_consumes_no_noise(optimizer, storage, backend):
+    """A GradScaler that finds an infinity leaves everything as it is, and what follows has the same bits."""
+    params = [torch.nn.Parameter(value) for value in start()]
+    opt = OPTIMIZERS[optimizer](params, storage=storage, backend=backend)
+    for step in range(STEPS):
+        for skip in (True, False):
+            found = [kept(opt, p) for p in params] if opt.state and skip else None
+            for p in params:
+                p.grad = values(step, p.shape).to(p.dtype) * (float("inf") if skip else 1)
+            opt.grad_scale, opt.found_inf = torch.ones(1), torch.tensor([float(skip)])
+            copy = None if found is None else [{n: v.clone() for n, v in own.items()} for own in found]
+            opt.step()
+            if copy is not None:
+                assert_same([kept(opt, p) for p in params], copy)
+    assert_same([kept(opt, p) for p in params], alone(optimizer, storage=storage, backend=backend))
+
+
+# --- averages and float32 weights -------------------------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    """Of the last three, some processes have shards without elements, which look alike."""
+
+    def __init__(self, dtype: torch.dtype, more: float = 0.0) -> None:
+        super().__init__()
+        wholes = [*start(dtype), *(values(rows, (rows, 4096)).to(dtype) for rows in (2, 3, 3))]
+        self.all = torch.nn.ParameterList(torch.nn.Parameter(v + more) for v in wholes)
+
+
+def float32_weights(storage: str) -> list[list[str]]:
+    """Set from float32, whole or sharded, trained, and read as float32: as in one process. Some shards are empty."""
+    exact = Holder(torch.float32, 1 / 3).state_dict()
+    ends, keys = [], []
+    for how in ("alone", "whole", "sharded"):
+        model = Holder(BF16)
+        if how != "alone":
+            fully_shard(model, mesh=mesh_of(dist.get_world_size()))
+        given: Any = exact
+        if how == "sharded":
+            names = dict(model.named_parameters())
+            given = {name: compat.distribute(v, names[name].device_mesh, [R]) for name, v in exact.items()}
+        opt = OPTIMIZERS["EmaAdamW"](model.parameters(), storage=storage, backend="eager")
+        opt.load_float32_state_dict(model, given)
+        read = opt.float32_state_dict(model)
+        assert {name: v.shape for name, v in read.items()} == {name: v.shape for name, v in exact.items()}
+        if storage != "8bit":
+            assert all(torch.equal(whole(v), exact[name]) for name, v in read.items())
+        params = list(model.parameters())
+        go(opt, params, range(STEPS))
+        keys.append([f"{k} {name}" for k, p in enumerate(params) for name in opt.state[p]])
+        averages = opt.ema_state_dict(model)
+        with opt.ema_weights():
+            inside = [whole(p).clone() for p in params]
+        ends.append(
+            [
+                [kept(opt, p) for p in params],
+                [whole(v) for v in (*opt.float32_state_dict(model).values(), *averages.values())],
+                inside,
+            ]
+        )
+    assert keys[1:] == keys[:1] * 2
+    for mine in ends[1:]:
+        assert_same(mine[0], ends[0][0])
+        torch.testing.assert_close(mine[1:], ends[0][1:], rtol=0, atol=0)
+    return keys
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_float32_weights_and_averages(four, storage):
+    keys = four.run(float32_weights, storage)
+    assert all(found == keys[0] for found in keys), "every process has the same states"
+
+
+def step_in_backward() -> None:
+    ends = []
+    for early in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)).bfloat16()
+        for module in (model[0], model):
+            fully_shard(module, mesh=mesh_of(2))
+        make = functools.partial(fusedadam.AdamW, lr=1e-2, storage="8bit")
+        opt = fusedadam.step_in_backward(model, make) if early else make(model.parameters())
+        for step in range(STEPS):
+            opt.zero_grad()
+            model(values(step, (4, 64)).bfloat16()).square().mean().backward()
+            opt.step()
+        ends.append([kept(opt, p) for p in model.parameters()])
+    for mine, theirs in zip(*ends, strict=True):
+        assert {*mine} == {*theirs}
+        assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+
+
+@NEEDS_FSDP2_ON_CPU
+def test_step_in_backward(two):
+    two.run(step_in_backward)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fusedadam.tensors import formats
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
+from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, store
 
 
 def test_a_dtype_names_its_format():
@@ -49,3 +50,28 @@ def test_round_to_odd_keeps_what_float32_has():
 def test_rules_compute_in_float32_unless_the_parameter_is_float64():
     assert formats.compute_dtype(torch.float64) == torch.float64
     assert {formats.compute_dtype(d) for d in FORMAT_OF_DTYPE if d != torch.float64} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0,)])
+def test_a_tensor_without_elements_is_stored_and_loaded(name, shape):
+    """As a process has it whose shard is empty; slice8 took its blocks to have another shape than its exponents."""
+    fmt = FORMATS[name]
+    shapes = [shape if array.by == "element" else (*shape[:-1], shape[-1] // BLOCK) for array in fmt.arrays]
+    arrays = [torch.zeros(own, dtype=array.dtype) for own, array in zip(shapes, fmt.arrays, strict=True)]
+    assert load(fmt, arrays, torch.float32).shape == shape
+    store(fmt, arrays, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 6), (0, 4)])
+def test_low_bits_as_pairs_of_bytes(shape):
+    words = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16)
+    pairs = in_bytes(words)
+    assert pairs.dtype == torch.uint8
+    assert pairs.shape == (*shape, 2)
+    assert torch.equal(from_bytes(pairs), words)
+    other = words.mT if words.dim() == 2 else words  # low bits have the weight's strides
+    assert torch.equal(from_bytes(in_bytes(other)), other)
+    high = torch.zeros(shape, dtype=torch.bfloat16)
+    both = [load(FORMATS["bf16_16"], [high, low], torch.float32) for low in (words, pairs)]
+    assert torch.equal(*(value.view(torch.int32) for value in both))

@@ -29,6 +29,13 @@ def test_memory_is_told_apart_by_address_shape_and_strides():
     assert shards.memory_of(tensor) != shards.memory_of(tensor[1:])
 
 
+def test_tensors_without_elements_are_told_apart():
+    """Of a small parameter some processes have no elements; two such shards were taken for the same."""
+    tensor = torch.zeros(0, 4)
+    assert shards.memory_of(tensor) == shards.memory_of(tensor.detach())
+    assert shards.memory_of(tensor) != shards.memory_of(torch.zeros(0, 4))
+
+
 class FakeDTensor:
     """What is asked of a DTensor here: shape, placements and the coordinate of this process in the mesh."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fusedadam.optimizers import storage, stored
 from fusedadam.tensors.formats import FORMATS
 from fusedadam.tensors.formats.tensors import store
-from fusedadam.tensors.shards import distributed_like, local, memory_of, with_local
+from fusedadam.tensors.shards import distributed_like, is_dtensor, local, memory_of, with_local
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
@@ -78,10 +79,13 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     entries = {name: targets.get(memory_of(e)) for name, e in model.state_dict().items() if isinstance(e, Tensor)}
     group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
     split: dict[Tensor, tuple[Tensor, Tensor]] = {}
+    sharded: dict[str, Tensor] = {}  # what the model's own method would refuse as whole tensors
     for name, value in state_dict.items():  # everything is made before anything is written
         param = entries.get(name)
         if param is None or not isinstance(value, Tensor) or value.shape != param.shape:
             continue  # the model's own method has its say about these
+        if is_dtensor(param):
+            sharded[name] = value = distributed_like(value.detach(), param)
         group = group_of[param]
         formats = storage.choose(type(optimizer), group, param, optimizer.specialized(group, param).roles).formats
         fmt = FORMATS[formats["param"]] if "param" in formats else None
@@ -91,7 +95,9 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             high, low = (torch.empty_like(here, dtype=array.dtype) for array in fmt.arrays)
             store(fmt, [high, low], value)
             split[param] = high, with_local(param, low)
-    model.load_state_dict(state_dict)
+    given: Any = copy.copy(state_dict)  # with the modules' versions, which are an attribute
+    given.update(sharded)
+    model.load_state_dict(given)
     for param, (high, low) in split.items():
         local(param).copy_(high)
         state = optimizer.state[param]

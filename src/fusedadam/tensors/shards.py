@@ -48,7 +48,9 @@ def memory_of(tensor: Any) -> tuple[Any, ...]:
     shard = local(tensor)
     if shard.layout != torch.strided or shard.is_nested or is_lazy(shard):
         return (id(shard),)
-    return shard.device, shard.data_ptr(), shard.dtype, shard.shape, shard.stride()
+    # what has no elements has no address either, but still a storage of its own
+    address = shard.data_ptr() if shard.numel() else shard.untyped_storage()._cdata
+    return shard.device, address, shard.dtype, shard.shape, shard.stride()
 
 
 def is_sharded_like(tensor: Any, param: Tensor) -> bool:

@@ -72,7 +72,7 @@ def from_bytes(pairs: Tensor) -> Tensor:
 
 
 def _in_blocks(words: Tensor) -> Tensor:
-    return words.unflatten(-1, (-1, BLOCK)) if words.numel() else words.reshape(*words.shape[:-1], 0, BLOCK)
+    return words.reshape(*words.shape[:-1], words.shape[-1] // BLOCK, BLOCK)
 
 
 def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
