@@ -15,7 +15,7 @@ from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
 from fusedadam.rules.stages import Stage
 from fusedadam.tensors.formats import FORMATS, Format
 from fusedadam.tensors.formats.format import OPS
-from fusedadam.tensors.formats.noise import HALF, hash_and_share, scramble, step_key, turn_1, turn_2
+from fusedadam.tensors.formats.noise import HALF, mixed, multiplier, step_key
 from fusedadam.tensors.formats.plain import round_to_odd
 
 OPERATORS: dict[type[ast.operator], str] = {
@@ -95,20 +95,14 @@ class StageFormats:
             if array.by == "element"
         ]
 
-    def noise_argument(self, name: str, constant: Callable[[int], str]) -> str:
+    def noise_argument(self, name: str, constant: Callable[[int], str], times: Callable[[str, int], str]) -> str:
         """What encode, or measure, takes besides the value: nothing, noise, or the constant that rounds to nearest."""
         fmt = self.formats[name]
         if not fmt.takes_noise:
             return ""
         if not fmt.is_stochastic:
             return f", {constant(HALF)}"
-        number, share = hash_and_share(name, self._roles)
-        return f", _turn_{share}(_hash_{number})" if share else f", _hash_{number}"
-
-    def hashes(self, names: Iterable[str]) -> list[int]:
-        """The hashes that the noise of these roles comes from."""
-        stochastic = [name for name in names if self.formats[name].is_stochastic]
-        return sorted({hash_and_share(name, self._roles)[0] for name in stochastic})
+        return f", {times('_hash', multiplier(name, self._roles))}"
 
     def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:
         """Adds ``_stored_ROLE(x)``: what comes back when x is stored and loaded. ``native``: the same, for formats that
@@ -146,13 +140,7 @@ def _codec_functions(
     if any(fmt.rounds for fmt in formats) and wide:
         texts.append(_lowered("_round_to_odd", round_to_odd, lowering, helpers))
     if is_stochastic:
-        functions: dict[str, Callable[..., Any]] = {
-            "_scramble": scramble,
-            "_step_key": step_key,
-            "_turn_1": turn_1,
-            "_turn_2": turn_2,
-        }
-        texts += [_lowered(name, function, lowering, helpers) for name, function in functions.items()]
+        texts += [_lowered("_step_key", step_key, lowering, helpers), _lowered("_mixed", mixed, lowering, helpers)]
     for fmt in dict.fromkeys(formats):
         if fmt.is_native(backend):
             continue

@@ -22,7 +22,7 @@ from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS
-from fusedadam.tensors.formats.noise import TURNS, hash_and_share, hash_key, scramble, step_key, wrapped
+from fusedadam.tensors.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
 from fusedadam.tensors.formats.tensors import load, store
 
 SLICE = 1 << 20
@@ -102,15 +102,8 @@ def _noise(table: LaunchTable, k: int, row: slice, column: slice) -> Callable[[s
         torch.tensor(wrapped(int(table.words[table.fields[name], k])), dtype=torch.int32, device=table.device)
         for name in ("_step", "_seed")
     )
-    key = step_key(step, seed)
-
-    def noise(role: str) -> Tensor:
-        number, share = hash_and_share(role, table.specialized.rule.roles)
-        word: Tensor = scramble(index + (key + hash_key(number)))
-        turn = TURNS[share]
-        return word if turn is None else turn(word)
-
-    return noise
+    word: Tensor = mixed(index * SPREAD + step_key(step, seed))
+    return lambda role: word * multiplier(role, table.specialized.rule.roles)
 
 
 def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:

@@ -14,7 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, arrays_by_suffix
 from fusedadam.tensors.layout import copy_with, dense_strides, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
 from fusedadam.tensors.transfer import capturing
@@ -168,8 +168,7 @@ def _is_kept_as(value: Any, array: Array | None) -> bool:
 
 def _all_arrays(p: Participant) -> list[str]:
     """Everything that a role of the rule may be kept in, in any format."""
-    suffixes = dict.fromkeys(array.suffix for fmt in FORMATS.values() for array in fmt.arrays)
-    return [role + suffix for role in p.specialized.roles for suffix in suffixes if role != "grad"]
+    return [role + suffix for role in p.specialized.roles for suffix in arrays_by_suffix() if role != "grad"]
 
 
 def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:

@@ -93,7 +93,8 @@ class AdamP(FusedOptimizer):
         delta: the threshold :math:`\delta`
         wd_ratio: weight decay of projected parameters, relative to the others
         nesterov: Nesterov's momentum
-        max_grad_norm, maximize, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 3)

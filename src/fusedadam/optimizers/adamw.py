@@ -75,6 +75,10 @@ class AdamW(FusedOptimizer):
             before the capture); ``lr`` may then be a tensor there, and change between replays
         differentiable: not supported
         state_dtype: dtype of the moments; None means each parameter's own
+        storage: what weights and states are kept in: ``"exact"``, ``"16bit"``, ``"8bit"``, a format for each role
+            (``{"exp_avg_sq": "slice8"}``), or None for ``state_dtype``; the page Less memory (docs/less-memory.md) says
+            what each saves and costs
+        seed: of the noise of stochastic rounding, which ``storage`` uses; saved in state dicts
         backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
 
     Example:
@@ -121,7 +125,7 @@ class Adam(AdamW):
     Args:
         params, lr, betas, eps, amsgrad, max_grad_norm, maximize: as for :class:`AdamW`
         weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
-        foreach, fused, capturable, differentiable, state_dtype, backend: as for :class:`AdamW`
+        foreach, fused, capturable, differentiable, state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

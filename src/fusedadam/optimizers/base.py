@@ -263,11 +263,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         formats. The low bits of the weights are left out; :meth:`float32_state_dict` has them.
         """
         conversion.check_is_state_dict(state_dict)
-        return weights.widened(cls.states, state_dict)
+        twin = getattr(torch.optim, cls.__name__, None)
+        return weights.widened(cls.states, state_dict, twin)
 
     def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with float32 weights, to export: bfloat16 weights that this optimizer keeps
         with low bits (``storage=``) are joined with them."""
+        if self._no_steps is not None:
+            raise RuntimeError(
+                "inside ema_weights() the model has averages, which the low bits of the trained weights do not belong "
+                "to; call float32_state_dict outside, or ema_state_dict(model, dtype=torch.float32)"
+            )
         return weights.float32(self, model)
 
     def load_float32_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:

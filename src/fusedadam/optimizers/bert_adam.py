@@ -86,7 +86,8 @@ class BertAdam(FusedOptimizer):
         weight_decay: :math:`\lambda`, multiplied by the learning rate
         max_grad_norm: the norm :math:`c` that gradients are clipped to; 0, -1 or None means no clipping
         clip: whose norm: ``"parameter"`` (each its own), ``"group"`` (a group's gradients of one dtype) or ``"all"``
-        maximize, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+        maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE
+from fusedadam.optimizers.storage import States
+from fusedadam.optimizers.stored import from_state_dict, kept_as
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
@@ -37,6 +39,7 @@ class Names(NamedTuple):
     roles: Sequence[str]
     others: Mapping[str, str]  # our names of states that other optimizers call otherwise
     copies: Sequence[str]  # states that begin as copies of the parameters, at any time
+    states: States
 
 
 def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
@@ -89,7 +92,9 @@ def convert(
             missing |= {*copies}
             # a running maximum begins at zero, whenever amsgrad is switched on
             required = [n for n in needed if n not in copies and (n in present or n != "max_exp_avg_sq")]
-            _check(state, param, required, f"state {key!r}", names.optimizer)
+            if _is_at_zero(state):  # whatever is missing begins with the first step
+                required = [name for name in required if name in present]
+            _check(state, param, required, f"state {key!r}", names.optimizer, names.states)
             ours = {array for role in names.roles for array in kept_in(role, state)}
             foreign |= {name for name in state if name not in (*ours, "step")}
             states[key] = {name: value for name, value in state.items() if name not in foreign}
@@ -125,17 +130,20 @@ def convert(
     return {**state_dict, "state": loaded, "param_groups": without_step}
 
 
+def _is_at_zero(state: Mapping[str, Any]) -> bool:
+    step = state.get("step")
+    return isinstance(step, (int, float, Tensor)) and getattr(step, "numel", lambda: 1)() == 1 and float(step) == 0
+
+
 def kept_in(role: str, state: Mapping[str, Any]) -> list[str]:
     """The arrays that a role is kept in, if it is kept at all."""
-    arrays = [role + suffix for suffix in ("", "_codes", "_exponents", "_low") if role + suffix in state]
-    # the low bits of a parameter are kept alone
-    return arrays if role == "param" or {role, f"{role}_codes"} & {*arrays} else []
+    return [role + suffix for suffix in arrays_by_suffix() if role + suffix in state]
 
 
 def _sharded(name: str, value: Any, param: Tensor) -> Any:
     if name == "step" or not isinstance(value, Tensor):
         return value
-    return distributed_like(value.detach(), param)
+    return from_state_dict(name, distributed_like(value.detach(), param))
 
 
 def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
@@ -166,29 +174,29 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
             )
 
 
-DTYPES = {"_codes": [torch.uint8], "_exponents": [torch.uint8], "_low": [torch.int16, torch.int8]}
-
-
-def _check_array(title: str, name: str, state: Mapping[str, Any], param: Tensor) -> None:
+def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], param: Tensor) -> None:
     """Refuses an array whose dtype or shape is not what its name says."""
-    suffix = next((suffix for suffix in DTYPES if name.endswith(suffix)), "")
     value, shape = state[name], param.shape
-    checks.tensor(title, value, DTYPES.get(suffix, FORMAT_OF_DTYPE))
-    if suffix in ("_codes", "_exponents"):
-        other = name.removesuffix(suffix) + ("_exponents" if suffix == "_codes" else "_codes")
-        if other not in state:
-            raise ValueError(f"{title} comes without {other!r}, and one cannot be read without the other")
-    if suffix == "_exponents" and len(shape) and shape[-1] % BLOCK == 0:
+    arrays = arrays_by_suffix()[name.removeprefix(role)]
+    in_bytes = any(array.dtype == torch.int16 for array in arrays)  # as state_dict() has them
+    dtypes = [*(array.dtype for array in arrays), *([torch.uint8] if in_bytes else [])]
+    checks.tensor(title, value, FORMAT_OF_DTYPE if name == role else dtypes)
+    by_block = any(array.by == "block" for array in arrays)
+    if by_block and len(shape) and shape[-1] % BLOCK == 0:
         shape = torch.Size((*shape[:-1], shape[-1] // BLOCK))
+    if in_bytes and value.dtype == torch.uint8:
+        shape = torch.Size((*shape, 2))
     if value.shape != shape:
-        fits = "they must be equal" if suffix != "_exponents" else f"it needs one for {BLOCK} neighbors"
+        fits = f"it needs one for {BLOCK} neighbors" if by_block else "they must be equal"
         raise ValueError(
             f"{title} has shape {tuple(value.shape)}, but the parameter has {tuple(param.shape)}; {fits}: is it "
             "another model's?"
         )
 
 
-def _check(state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str) -> None:
+def _check(
+    state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str, states: States
+) -> None:
     missing = [name for name in required if not kept_in(name, state)] + ["step"] * ("step" not in state)
     if missing:
         raise ValueError(
@@ -202,8 +210,15 @@ def _check(state: Mapping[str, Any], param: Tensor, required: Sequence[str], whi
             f"{which} has {', '.join(map(repr, unknown))}, which {whose} does not keep: is it another optimizer's? It "
             "must be loaded with one that keeps the same"
         )
-    for name in (array for role in (*required, "param") for array in kept_in(role, state)):
-        _check_array(f"{which}: {name!r}", name, state, param)
+    for role in (*required, "param"):
+        for name in kept_in(role, state):
+            _check_array(f"{which}: {name!r}", role, name, state, param)
+    torn = [role for role in required if kept_in(role, state) and kept_as(role, state, states) is None]
+    if torn:
+        names = ", ".join(map(repr, kept_in(torn[0], state)))
+        raise ValueError(
+            f"{which} has {names}, which is only a part of what {torn[0]!r} is kept in; is the file incomplete?"
+        )
     checks.one_number(f"{which}: 'step'", state["step"])
     step = float(state["step"])
     if not (0 <= step < math.inf and step == int(step)):

@@ -70,8 +70,9 @@ class EmaAdamW(FusedOptimizer):
         decoupled: weight decay as above (AdamW); False adds it to the gradient (Adam)
         bias_correction: divide the moments by :math:`1 - \beta^t`
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
-            give ``torch.float32`` for low-precision parameters
-        max_grad_norm, foreach, capturable, differentiable, fused, state_dtype, backend: as for :class:`AdamW`
+            give ``torch.float32`` for low-precision parameters, or use ``storage``
+        max_grad_norm, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -148,8 +149,9 @@ class EmaAdamW(FusedOptimizer):
             distributed.drop_gathered(sharded)
             yield
 
-    def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
+    def ema_state_dict(self, model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Any]:
         """A copy of the model's state dict with the EMA in place of the trained weights, to save for inference.
+        ``dtype``: of the averages; None means each parameter's own.
 
         Entries are recognized by their memory, under any name. Raises if a parameter of the model has an average, but
         no entry.
@@ -166,11 +168,11 @@ class EmaAdamW(FusedOptimizer):
             self, model, average_of, "averages", "use ema_weights(), and take the state dict inside"
         )
 
-    def _average(self, param: Tensor) -> Tensor:
-        """The average of a parameter, rounded to nearest if it has the parameter's dtype."""
+    def _average(self, param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The average of a parameter; without its low bits if they have no room in the dtype."""
         state = self.state[param]
         average: Tensor = state["ema_params"]
-        if average.dtype == param.dtype or "ema_params_low" not in state:
+        if average.dtype == (dtype or param.dtype) or "ema_params_low" not in state:
             return average
         whole = stored.value_of("ema_params", state, self.states)
         assert whole is not None

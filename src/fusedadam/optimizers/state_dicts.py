@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam.optimizers import conversion, storage
 from fusedadam.optimizers.group_options import for_check
-from fusedadam.optimizers.stored import loaded_as
+from fusedadam.optimizers.stored import LOW, for_state_dict, loaded_as
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def saving(optimizer: FusedOptimizer) -> Iterator[None]:
-    """Adds torch's own entry about weight decay, which tells Adam's state dicts from AdamW's."""
+    """Adds torch's own entry about weight decay, which tells Adam's state dicts from AdamW's, and makes low bits what
+    every process group can gather."""
+
+    def as_saved(_: Any, state_dict: dict[str, Any]) -> None:
+        state_dict["state"] = {key: for_state_dict(state) for key, state in state_dict["state"].items()}
 
     def add_decoupled_weight_decay(_: Any, state_dict: dict[str, Any]) -> None:
         for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
             saved["decoupled_weight_decay"] = bool(optimizer.value(group, "decoupled"))
 
     with contextlib.ExitStack() as stack:
+        stack.callback(optimizer.register_state_dict_post_hook(as_saved, prepend=True).remove)
         if "decoupled" in optimizer.rule.flags:
             # before the user's own hooks, which may return anything
             hook = optimizer.register_state_dict_post_hook(add_decoupled_weight_decay, prepend=True)
@@ -58,6 +63,9 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
                     device = torch.device("cpu") if name == "step" else param.device
                     value = value.detach().to(device, copy=True)
                 optimizer.state[param][name] = value
+            # weights stay as they are, and so do their low bits, unless others came
+            if LOW in state.get(param, {}) and param in optimizer.state:
+                optimizer.state[param].setdefault(LOW, state[param][LOW])
         for group, ours, theirs in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
             group.update({name: ours[name] for name in ours if name not in theirs or name in _kept(ours)})
 
@@ -96,7 +104,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
         return loaded_as(param, state, formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
-    names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies)
+    names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies, optimizer.states)
     return conversion.convert(state_dict, merged, states_of, stored, names)
 
 

@@ -79,7 +79,7 @@ def check(optimizer: type[FusedOptimizer], group: Group) -> None:
 
 
 def _check_format(role: str, title: Any, states: States) -> None:
-    allowed = dict.fromkeys(fmt.title for fmt in FORMATS.values() if fmt.title and _may_hold(fmt, role, states))
+    allowed = dict.fromkeys(fmt.title for fmt in FORMATS.values() if fmt.title and may_hold(fmt, role, states))
     if title in allowed:
         return
     known = {fmt.title for fmt in FORMATS.values() if fmt.title}
@@ -138,14 +138,10 @@ def key(optimizer: type[FusedOptimizer], group: Group) -> Any:
 
 def format_of(title: str, role: str, states: States) -> Format:
     """The format that a title means for a role."""
-    return next(fmt for fmt in FORMATS.values() if fmt.title == title and _may_hold(fmt, role, states))
+    return next(fmt for fmt in FORMATS.values() if fmt.title == title and may_hold(fmt, role, states))
 
 
-def is_signed(role: str, states: States) -> bool:
-    return role not in states or states[role].signed
-
-
-def _may_hold(fmt: Format, role: str, states: States) -> bool:
+def may_hold(fmt: Format, role: str, states: States) -> bool:
     if role == "param":
         return fmt.is_for == "weights"
     is_copy = _kind(role, states) == "copy"

@@ -9,29 +9,36 @@ import torch
 from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.storage import States, is_signed
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.optimizers.storage import States, may_hold
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format
 from fusedadam.tensors.formats.plain import F32
-from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
-from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
-from fusedadam.tensors.formats.tensors import load, store
+from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
-from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
+from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local, with_shape
 
 LOW = "param_low"
 
 
 def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | None:
     """The format that a state is kept in, or None if it is not there."""
-    if f"{role}_codes" in state and f"{role}_exponents" in state:
-        return SLICE8_SIGNED if is_signed(role, states) else SLICE8
-    if not isinstance(state.get(role), Tensor):
-        return None
-    low = state.get(f"{role}_low")
-    if isinstance(low, Tensor):
-        return SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
-    fmt = FORMAT_OF_DTYPE.get(state[role].dtype)
-    return None if fmt is None else FORMATS[fmt]
+    for fmt in FORMATS.values():
+        arrays = zip(fmt.array_names(role), fmt.arrays, strict=True)
+        is_named = any(array.suffix for array in fmt.arrays)  # by more than the role
+        if (
+            is_named
+            and may_hold(fmt, role, states)
+            and all(_is_array(state.get(name), array) for name, array in arrays)
+        ):
+            return fmt
+    value = state.get(role)
+    plain = FORMAT_OF_DTYPE.get(value.dtype) if isinstance(value, Tensor) else None
+    return None if plain is None else FORMATS[plain]
+
+
+def _is_array(value: Any, array: Array) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return value.dtype == array.dtype or (array.dtype == torch.int16 and value.dtype == torch.uint8)  # pairs of bytes
 
 
 def value_of(role: str, state: Mapping[str, Any], states: States) -> Tensor | None:
@@ -49,8 +56,7 @@ def weight_of(param: Tensor, state: Mapping[str, Any]) -> Tensor:
     low = state.get(LOW)
     if low is None or here.dtype != torch.bfloat16:
         return here
-    fmt = SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
-    return load(fmt, [here, local(low).to(here.device)], torch.float32)
+    return load(split_of(low), [here, local(low).to(here.device)], torch.float32)
 
 
 def arrays_of(
@@ -129,6 +135,19 @@ def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], 
     return converted
 
 
+def for_state_dict(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a state dict has of a state: low bits of 16 as pairs of bytes, which every process group can send."""
+    wide = {n: v for n, v in state.items() if n.endswith("_low") and isinstance(v, Tensor) and v.dtype == torch.int16}
+    return {**state, **{name: with_shape(low, in_bytes(local(low)), (*low.shape, 2)) for name, low in wide.items()}}
+
+
+def from_state_dict(name: str, value: Any) -> Any:
+    """An array as the optimizer keeps it."""
+    if not name.endswith("_low") or value.dtype != torch.uint8:
+        return value
+    return with_shape(value, from_bytes(local(value)), value.shape[:-1])
+
+
 def refresh_copy(role: str, param: Tensor, state: Mapping[str, Any], states: States) -> None:
     """Makes a state that is a copy of the parameter equal to it, in place."""
     fmt = kept_as(role, state, states)
@@ -143,6 +162,8 @@ def _low(param: Tensor, fmt: Format, before: Mapping[str, Any], device: Any = No
     if not isinstance(known, Tensor):
         return with_local(param, torch.zeros_like(here, dtype=dtype, requires_grad=False))
     low = local(known).to(here.device if device is None else device)
+    if low.dtype == torch.uint8:
+        low = from_bytes(low)
     if low.dtype != dtype:
         wide = low.to(torch.int32)
         low = (wide << 8 if dtype == torch.int16 else ((wide + 0x80) >> 8).clamp(max=127)).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +100,12 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     optimizer._stepper.plan = None
 
 
-def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
+def widened(states: storage.States, state_dict: Mapping[str, Any], twin: type | None) -> dict[str, Any]:
+    """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state, and
+    without the options that torch's optimizer of the same name, ``twin``, does not have."""
     wide = {}
     for key, state in state_dict["state"].items():
+        state = {name: stored.from_state_dict(name, value) for name, value in state.items()}
         kept = {name: value for name, value in state.items() if name != stored.LOW}
         for role in states:
             fmt = stored.kept_as(role, state, states)
@@ -115,5 +118,10 @@ def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, 
                 items = [(name, v) for name, v in kept.items() if name not in arrays]
                 kept = dict([*items[:position], (role, whole), *items[position:]])
         wide[key] = kept
-    groups = [{**group, "storage": None} if "storage" in group else group for group in state_dict["param_groups"]]
+    known = {"params", "param_names", "initial_lr", "decoupled_weight_decay"}
+    known |= {*inspect.signature(twin).parameters} if twin is not None else set()
+    groups = [
+        {name: value for name, value in group.items() if name in known or (twin is None and name != "storage")}
+        for group in state_dict["param_groups"]
+    ]
     return {**state_dict, "state": wide, "param_groups": groups}

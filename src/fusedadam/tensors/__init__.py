@@ -1,9 +1,9 @@
 """What a tensor is to a kernel: its layout, how its values are stored, how it reaches a device, which shard is here.
 
-Every other room deals in tensors, so this one knows none of them. A new storage format goes into formats.py.
+Every other room deals in tensors, so this one knows none of them. A new storage format is a file in formats/.
 
 layout.py      which strides kernels can walk, and copies for the others
-formats.py     storage formats: how values are kept in memory, and what they are computed in
+formats/       storage formats: how values are kept in memory, and what they are computed in
 transfer.py    from the host to a device, without waiting
 shards.py      the local shard of a DTensor
 internals.py   where torch keeps an address, a storage, dispatch keys: found and verified at start-up

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,18 +85,22 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
     """``blocks``, with one value for 32 neighbors of the last dimension, sharded like the parameter."""
-    if not is_dtensor(param):
-        return blocks
+    return with_shape(param, blocks, (*param.shape[:-1], param.shape[-1] // BLOCK))
+
+
+def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape that is sharded along the same dimensions as ``tensor`` and has this local shard."""
+    if not is_dtensor(tensor):
+        return shard
     from torch.distributed.tensor import DTensor
 
-    shape = torch.Size((*param.shape[:-1], param.shape[-1] // BLOCK))
     stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
     made: Any = DTensor.from_local(
-        blocks.new_empty(blocks.shape, device=mesh.device_type), mesh, placements, run_check=False, shape=shape,
-        stride=stride,
+        shard.new_empty(shard.shape, device=mesh.device_type), mesh, placements, run_check=False,
+        shape=torch.Size(shape), stride=stride,
     )  # fmt: skip
-    made._local_tensor = blocks  # with CPU offload it stays on the host
+    made._local_tensor = shard  # with CPU offload it stays on the host
     return made  # type: ignore[no-any-return]
 
 
@@ -103,12 +108,13 @@ def cuts_blocks(param: Tensor) -> bool:
     """Whether some process has a part of a block: 32 neighbors of the last dimension."""
     if not is_dtensor(param) or not param.dim():
         return False
-    size = int(param.shape[-1])
-    for count, placement in zip(param.device_mesh.shape, param.placements, strict=True):  # type: ignore[attr-defined]
-        if getattr(placement, "dim", None) in (param.dim() - 1, -1):
-            if type(placement).__name__ != "Shard" or -(-size // count) % BLOCK:
-                return True
-            size = -(-size // count)
+    sizes = {int(param.shape[-1])}
+    for count, _, placement in _shards_along(param, param.dim() - 1):
+        chunks = {-(-size // count) for size in sizes}
+        rests = {size % chunk for size in sizes for chunk in chunks if chunk}  # of the last process that has any
+        sizes = chunks | rests
+        if type(placement).__name__ != "Shard" or any(size % BLOCK for size in sizes):
+            return True
     return False
 
 
@@ -143,7 +149,7 @@ class IndexMap(NamedTuple):
 
 def index_map(param: Tensor) -> IndexMap:
     """Of the local shard of a parameter."""
-    if not is_dtensor(param):
+    if not is_dtensor(param) or param.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
         return IndexMap()
     first, runs = 0, []
     stride = math.prod(param.shape)
@@ -176,13 +182,40 @@ def _held(param: Any, dim: int) -> Tensor:
     shape = [1] * param.dim()
     shape[dim] = -1
     held = torch.arange(param.shape[dim]).view(shape)
-    for size, coordinate, placement in zip(
-        param.device_mesh.shape, param.device_mesh.get_coordinate(), param.placements, strict=True
-    ):
-        if getattr(placement, "dim", None) == dim:
-            pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
-            held = pieces[coordinate]
+    for size, coordinate, placement in _shards_along(param, dim):
+        pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
+        held = pieces[coordinate]
     return held.flatten()
+
+
+def _shards_along(param: Any, dim: int) -> list[tuple[int, int, Any]]:
+    """The placements that shard a dimension, with their number of processes and this one's coordinate, in the order in
+    which they cut it.
+
+    The strided ones of FSDP2 cut what the ones to their right have left, and come after them as plain ones. torch reads
+    all of them from left to right, which is the same where sizes are even.
+    """
+    from torch.distributed.tensor import Shard
+
+    mesh = param.device_mesh
+    given = [
+        (size, coordinate, placement)
+        for size, coordinate, placement in zip(mesh.shape, mesh.get_coordinate(), param.placements, strict=True)
+        if getattr(placement, "dim", None) == dim
+    ]
+    plain: list[tuple[int, int, Any]] = []
+    strided: list[tuple[int, int, Any]] = []
+    to_the_right = 1
+    for size, coordinate, placement in reversed(given):
+        factor = getattr(placement, "split_factor", 1)
+        if factor not in (1, to_the_right):
+            return given
+        if factor == 1:
+            plain.insert(0, (size, coordinate, Shard(dim)))
+        else:
+            strided.append((size, coordinate, Shard(dim)))
+        to_the_right *= size
+    return [*plain, *strided]
 
 
 def _runs(held: Tensor) -> tuple[int, list[tuple[int, int]]]:

@@ -12,7 +12,7 @@ from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import LANES, SEGMENT
-from fusedadam.tensors.formats.noise import hash_key
+from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
 
 # A kernel is given the address of these: one int64 (or the bits of a float64) each.
@@ -134,18 +134,15 @@ class _Writer:
         return [
             *(f"{name} = int64_at({self.entry(name)})" for name in names),
             "_key = _step_key(word(_step), word(_seed))",
-            *(f"_key_{k} = add(_key, integer({hash_key(k)}))" for k in self.memory.hashes(self.stage.writes)),
-            *(["prefer_wide_vectors()"]),
+            "prefer_wide_vectors()",
         ]
 
     def noise(self) -> list[str]:
         """The hash of the element's index in the whole parameter."""
-        hashes = self.memory.hashes(self.stage.writes)
+        if not self.memory.is_stochastic:
+            return []
         index = "_i" if "_extent1" not in self.fields else "index_of(_i, _extent1, _extent2, _jump1, _jump2, _jump3)"
-        return [
-            *([f"_place = word(_index + {index})"] if hashes else []),
-            *(f"_hash_{k} = _scramble(add(_place, _key_{k}))" for k in hashes),
-        ]
+        return [f"_hash = _mixed(add(multiply(word(_index + {index}), integer({SPREAD})), _key))"]
 
     def elements(self, start: str, count: str, visit: Sequence[str]) -> list[str]:
         """Visits up to BLOCK elements from ``start`` on; in ``visit`` they are ``_i``, and ``_j`` from 0."""

@@ -54,7 +54,9 @@ class LoadStore(codecs.StageFormats):
         fmt = self.formats[name]
         if fmt.is_native("numba"):
             return [f"_store_{fmt.name}(_at_{name}, {index}, {self.rounded(fmt, value)})"]
-        noise = self.noise_argument(name, lambda half: f"integer({half})")
+        noise = self.noise_argument(
+            name, lambda half: f"integer({half})", lambda word, by: f"multiply({word}, integer({by}))"
+        )
         if fmt.by_block:
             return [
                 f"_put_word(_measured_{name}, _j, _measure_{fmt.name}({value}{noise}))",

@@ -55,7 +55,7 @@ class RowTile(NamedTuple):
 # root are correctly rounded), and are faster with fewer elements per thread.
 NEEDS_TENSORS = False
 WIDE, NARROW, SPLIT = Tile(2048, 1024, 4), Tile(4096, 256, 2), Tile(1024, 512, 4)
-BUSY, BLOCKS = Tile(2048, 256, 2), Tile(4096, 256, 1)
+BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 TENSORS = 128  # of a tensor stage, handled at a time

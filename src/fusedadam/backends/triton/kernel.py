@@ -15,7 +15,7 @@ from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import SEGMENT
 from fusedadam.tensors.formats import BLOCK as PER_BLOCK
-from fusedadam.tensors.formats.noise import hash_key
+from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
 
 ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"
@@ -106,22 +106,20 @@ class _Writer:
         return [
             *(f"{name} = {self.entry(name)}" for name in INDEX_FIELDS if name in self.fields),
             f"_key = _step_key({self.entry('_step')}.to(tl.int32), {self.entry('_seed')}.to(tl.int32))",
-            *(f"_key_{k} = _key + {hash_key(k)}" for k in self.memory.hashes(self.stage.writes)),
         ]
 
     def noise(self) -> list[str]:
         """The hash of each element's index in the whole parameter."""
-        hashes = self.memory.hashes(self.stage.writes)
-        straight = not self.stage.in_segments
+        if not self.memory.is_stochastic:
+            return []
+        straight, spread = not self.stage.in_segments, f"* ({SPREAD})"
         if "_extent1" in self.fields:
             element = "_first + _i" if straight else "_i"
-            place = f"(_index + index_of({element}, _extent1, _extent2, _jump1, _jump2, _jump3)).to(tl.int32)"
-        else:
-            place = "(_index + _first).to(tl.int32) + _i" if straight else "(_index + _i).to(tl.int32)"
-        return [
-            *([f"_place = {place}"] if hashes else []),
-            *(f"_hash_{k} = _scramble(_place + _key_{k})" for k in hashes),
-        ]
+            index = f"index_of({element}, _extent1, _extent2, _jump1, _jump2, _jump3)"
+            return [f"_hash = _mixed((_index + {index}).to(tl.int32) {spread} + _key)"]
+        if straight:  # one operation for each element: the rest is the same for all of them
+            return [f"_hash = _mixed(_i {spread} + ((_index + _first).to(tl.int32) {spread} + _key))"]
+        return [f"_hash = _mixed((_index + _i).to(tl.int32) {spread} + _key)"]
 
     def straight(self) -> list[str]:
         if self.memory.is_busy:
@@ -171,8 +169,7 @@ class _Writer:
             "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
             *indented(4, [*self.pointers(aligned=True, begin="_first"), *tile("BLOCK", "0"), *load_ahead]),
             "    for _offset in range(0, CHUNK, BLOCK):",
-            *indented(8, take),
-            "        _next = tl.minimum(_offset + BLOCK, CHUNK - BLOCK)",
+            *indented(8, [*take, "_next = tl.minimum(_offset + BLOCK, CHUNK - BLOCK)"]),
             *indented(8, [*tile("BLOCK", "_next"), *load_ahead, *tile("BLOCK", "_offset")]),
             *indented(8, self.visit(mask="", loaded=loaded)),
             "else:",

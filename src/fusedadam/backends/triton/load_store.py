@@ -59,7 +59,7 @@ class LoadStore(codecs.StageFormats):
         if fmt.is_native(self.backend):
             (pointer,) = pointers.values()
             return [f"tl.store({pointer}, {self._narrowed(fmt, value)}{mask})"]
-        noise = self.noise_argument(name, str)
+        noise = self.noise_argument(name, str, lambda word, by: f"{word} * ({by})")
         words = {f"_word_{n}": array.word for n, array in zip(pointers, fmt.arrays, strict=True)}
         masks = [mask if array.by == "element" else _for_blocks(mask) for array in fmt.arrays]
         encoded = [f"{', '.join(words)} = _encode_{fmt.name}({value}{noise})"]

@@ -46,7 +46,8 @@ from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
 from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
 from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
 
-__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "compute_dtype", "names", "nearest", "register"]
+__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "compute_dtype"]
+__all__ += ["names", "nearest", "register"]
 
 FORMATS: dict[str, Format] = {}
 
@@ -61,6 +62,14 @@ for each in (*PLAIN, SPLIT_16, SPLIT_8, BF16_STOCHASTIC, SLICE8, SLICE8_SIGNED):
     register(each)
 # The format of a role that is one plain tensor, unless another was chosen for it.
 FORMAT_OF_DTYPE: dict[torch.dtype, str] = {fmt.arrays[0].dtype: fmt.name for fmt in PLAIN}
+
+
+def arrays_by_suffix() -> dict[str, list[Array]]:
+    """The suffixes of all formats' arrays, and what kinds of arrays have them."""
+    found: dict[str, list[Array]] = {}
+    for array in dict.fromkeys(array for fmt in FORMATS.values() for array in fmt.arrays):
+        found.setdefault(array.suffix, []).append(array)
+    return found
 
 
 def compute_dtype(param: torch.dtype) -> torch.dtype:

@@ -51,9 +51,24 @@ def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor, noise: Tensor | 
 
 def join_low(weight: Tensor, low: Tensor) -> None:
     """Adds the low bits to a bfloat16 weight that has become float32. Where it has bits of its own, it stays."""
-    fmt = SPLIT_16 if low.dtype == torch.int16 else SPLIT_8
+    fmt = split_of(low)
     joined = load(fmt, [weight.to(torch.bfloat16), low.to(weight.device)], torch.float32)
     weight.copy_(torch.where((weight.view(torch.int32) & 0xFFFF) == 0, joined, weight))
+
+
+def split_of(low: Tensor) -> Format:
+    """The format of a weight with these low bits."""
+    return SPLIT_8 if low.dtype == torch.int8 else SPLIT_16
+
+
+def in_bytes(words: Tensor) -> Tensor:
+    """A view of 16-bit words as bytes, two in a dimension of their own: neither NCCL nor gloo sends int16."""
+    return words.unsqueeze(-1).view(torch.uint8)
+
+
+def from_bytes(pairs: Tensor) -> Tensor:
+    """The words again."""
+    return pairs.contiguous().view(torch.int16).squeeze(-1)
 
 
 def _in_blocks(words: Tensor) -> Tensor:
@@ -61,4 +76,6 @@ def _in_blocks(words: Tensor) -> Tensor:
 
 
 def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.view(getattr(torch, array.word)) for tensor, array in zip(arrays, fmt.arrays, strict=True)]
+    pairs = zip(arrays, fmt.arrays, strict=True)
+    read = [(from_bytes(t) if a.dtype == torch.int16 and t.dtype == torch.uint8 else t, a) for t, a in pairs]
+    return [tensor.view(getattr(torch, array.word)) for tensor, array in read]
