@@ -44,8 +44,9 @@ def test_demo_trains_every_optimizer_like_its_peer(run: dict[str, Any]) -> None:
 
 def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
     data = run["json"]
-    assert (data["version"], data["steps"], data["seed"]) == (2, 3, 0)
-    told = validation_losses(run["said"])
+    assert (data["version"], data["steps"], data["seed"]) == (3, 3, 0)
+    told = validation_losses(run["said"]) | stored_losses(run["said"])
+    assert data["results"][-1]["name"] == "fusedadam-8bit AdamW"
     for result in data["results"]:
         assert result["loss"] == pytest.approx(told[result["name"]], abs=1e-4)
         assert len(result["losses"]) == 3
@@ -54,8 +55,24 @@ def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
     assert "only 1 of the steps" in data["speed_doubt"]
 
 
+def stored_losses(output: str) -> dict[str, float]:
+    return {name: float(loss) for name, loss in re.findall(r"(?m)^(fusedadam-8bit AdamW), bfloat16 +([\d.]+) ", output)}
+
+
+def test_demo_shows_eight_bits_beside_float32(run: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in run["json"]["results"]}
+    wide, stored = rows["fusedadam AdamW"], rows["fusedadam-8bit AdamW"]
+    assert 12 <= wide["bytes_a_parameter"] < 12.1
+    assert 5.06 < stored["bytes_a_parameter"] < 5.15
+    assert stored["loss"] == pytest.approx(wide["loss"], abs=0.1)
+    for name, row in (("fusedadam AdamW, float32", wide), ("fusedadam-8bit AdamW, bfloat16", stored)):
+        said = rf"(?m)^{name} +{row['loss']:.4f} +[\d.]+ +{row['bytes_a_parameter']:.2f}$"
+        assert re.search(said, run["said"]), run["said"]
+    assert re.search(r"Weights and states take 5[78] % less memory\.", run["said"])
+
+
 def test_demo_draws_a_picture(run: dict[str, Any]) -> None:
-    assert f"Loss curves and time saved: {run['picture']}" in run["said"]
+    assert f"Loss curves, time and memory saved: {run['picture']}" in run["said"]
     assert run["picture"].read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -63,7 +80,8 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(charts, "possible", lambda: False)
-    demo.draw([], "a machine", None, tmp_path / "demo.png")
+    twins = result("fusedadam AdamW", 1.0), result("fusedadam-8bit AdamW", 1.0)
+    demo.draw([], twins, "a machine", None, tmp_path / "demo.png")
     assert capsys.readouterr().out == "No picture: matplotlib is not installed (pip install matplotlib).\n"
     assert not list(tmp_path.iterdir())
 

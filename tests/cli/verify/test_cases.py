@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from fusedadam.cli.verify import cases, steps
-from fusedadam.cli.verify.cases import BF16, BY_HAND, F16, F32, F64, FLAGS, MIXES, OPTIMIZERS, Case, chosen, together
+from fusedadam.cli.verify.cases import (
+    BF16,
+    BY_HAND,
+    F16,
+    F32,
+    F64,
+    FLAGS,
+    MIXES,
+    OPTIMIZERS,
+    STORED,
+    Case,
+    chosen,
+    together,
+)  # fmt: skip
 from fusedadam.cli.verify.steps import Place
 
 EAGER = Place("cpu", "eager")
@@ -17,12 +30,13 @@ def test_every_value_of_every_flag_and_every_dtype_is_tried(optimizer):
     assert {(c.param, c.state) for c in found} == set(MIXES)
     for name, values in FLAGS[optimizer].items():
         assert {dict(c.flags)[name] for c in found} == set(values), name
-    assert len(set(found)) == len(found) == len(BY_HAND[optimizer])
+    assert {c.storage for c in found} >= {None, "exact", "8bit"}
+    assert len(set(found)) == len(found) == len(BY_HAND[optimizer]) + len(STORED[optimizer])
 
 
 def test_everything_is_every_combination():
     found = chosen([*OPTIMIZERS], everything=True)
-    assert len(set(found)) == len(found) == 6 * (8 + 8 + 4 + 8 + 8)
+    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8)
 
 
 def test_gradients_come_scaled_where_a_scaler_is_used():
@@ -33,8 +47,20 @@ def test_no_case_is_lost_between_processes_and_what_shares_kernels_stays_togethe
     every = chosen([*OPTIMIZERS], everything=False)
     tasks = together(every)
     assert sorted(c.title for task in tasks for c in task) == sorted(c.title for c in every)
-    assert len({(c.optimizer, c.flags) for c in every}) == len(tasks)
+    assert len({(c.optimizer, c.flags, c.storage is None) for c in every}) == len(tasks)
     assert together(every[:1]) == [every[:1]]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_formats_are_tried_on_tensors_that_have_blocks_and_on_others(optimizer):
+    case = next(c for c in chosen([optimizer], everything=False) if c.storage == "8bit")
+    assert case.title.endswith("storage='8bit'), parameters in bfloat16")
+    step, *_ = steps.take(case, EAGER, 0)
+    coded = ["exp_avg_codes" in own for own in step.after]
+    assert (sum(coded), len(coded)) == (2, len(steps.LAYOUTS))
+    for own, values in zip(step.after, step.values, strict=True):
+        assert {value.dtype for value in values.values()} == {F32}
+        assert "param_low" in own
 
 
 def test_rules_are_seen_with_their_flags_as_the_case_says():

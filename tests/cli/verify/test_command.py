@@ -13,10 +13,11 @@ import pytest
 from fusedadam import generated
 from fusedadam.backends import eager
 from fusedadam.cli import frame, verify
-from fusedadam.cli.verify.cases import BY_HAND, F32, OPTIMIZERS, Case, chosen
+from fusedadam.cli.verify.cases import BY_HAND, F32, OPTIMIZERS, STORED, Case, chosen
 from fusedadam.generated import cache_files
 from tests.cli.common import COMMAND, in_terminal, piped, without
 
+TOTAL = {name: len(BY_HAND[name]) + len(STORED[name]) for name in OPTIMIZERS}
 PLAIN = Case("AdamW", (("amsgrad", False), ("maximize", False), ("max_grad_norm", None)), F32, F32)
 
 
@@ -34,8 +35,9 @@ def test_json_has_every_case_with_its_error_in_every_place(adam):
     assert adam["failures"] == []
     places = [(p["device"], p["backend"]) for p in adam["places"]]
     assert places[:2] == [("cpu", "numba"), ("cpu", "eager")]
-    assert len(adam["cases"]) == len(BY_HAND["Adam"])
-    for case in adam["cases"]:
+    assert len(adam["cases"]) == TOTAL["Adam"]
+    assert [case["dtypes"] for case in adam["cases"] if not case["errors"]] == ["16bit", "8bit"], "compared, not judged"
+    for case in [case for case in adam["cases"] if case["errors"]]:
         assert [(e["device"], e["backend"]) for e in case["errors"]] == places
         assert all(0 <= e["param_ulps"] <= 2 and e["state_ulps"] <= 3 for e in case["errors"])
     rounded = [e["param_ulps"] for c in adam["cases"] if c["dtypes"] == "bf16" for e in c["errors"]]
@@ -46,17 +48,18 @@ def test_in_a_terminal_there_is_a_bar_and_a_table():
     options = ["--optimizer", "EmaAdamW", "--backend", "eager", "--device", "cpu", "--jobs", "1"]
     code, seen = in_terminal([*COMMAND, "verify", *options])
     assert code == frame.FINE, seen
-    total = len(BY_HAND["EmaAdamW"])
+    total = TOTAL["EmaAdamW"]
     assert re.search(rf"cases .*{total}/{total}", seen), seen
     assert re.search(r"EmaAdamW, cpu eager +0\.\d\d", seen), seen
     assert f"All {total} cases are right" in seen
+    assert "With storage= 'exact', '16bit', '8bit', all bits are those of the eager backend on the CPU." in seen
 
 
 def test_piped_and_without_numba_triton_and_rich_it_is_plain():
     done = without(["numba", "triton", "rich"], "verify", "--optimizer", "Adam", "--jobs", "1", "--device", "cpu")
     assert done.returncode == frame.FINE, done.stderr
     assert re.search(r"^Adam, cpu eager +\d\.\d\d +0\.50", done.stdout, re.MULTILINE)
-    assert f"{len(BY_HAND['Adam'])} of {len(BY_HAND['Adam'])} cases" in done.stdout
+    assert f"{TOTAL['Adam']} of {TOTAL['Adam']} cases" in done.stdout
     assert "\x1b" not in done.stdout
     assert "─" not in done.stdout
 

@@ -1,8 +1,8 @@
 """`fusedadam demo`: trains a small transformer with these optimizers and with their peers, side by side.
 
 transformer.py   the model and its text
-training.py      the optimizers, each training its own copy of the model
-picture.py       losses and times as a PNG
+training.py      the optimizers, each training its own copy of the model; one of them in 8 bits, beside float32
+picture.py       losses, bytes and times as a PNG
 """
 
 from __future__ import annotations
@@ -20,8 +20,18 @@ import torch
 import fusedadam
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
-from fusedadam.cli.demo.picture import Pairs
-from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, UNMEASURED, Result, Training, train, unmeasured
+from fusedadam.cli.demo.picture import Pairs, Twins
+from fusedadam.cli.demo.training import (
+    OPTIMIZERS,
+    OPTIONS,
+    STORED,
+    TWIN,
+    UNMEASURED,
+    Result,
+    Training,
+    train,
+    unmeasured,
+)
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
 
 STEPS, SECONDS = 150, 75
@@ -59,7 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
     batches = (random_windows(text, size, generator).to(device) for _ in range(steps))
-    trainings = [Training(name, by, model, device, steps) for name, by in OPTIMIZERS]
+    trainings = [Training(name, by, model, device, steps) for name, by in (*OPTIMIZERS, STORED)]
     print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
@@ -67,15 +77,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
-    pairs = list(zip(results[1::2], results[::2], strict=True))
+    *compared, stored = results
+    pairs, twins = list(zip(compared[1::2], compared[::2], strict=True)), (results[OPTIMIZERS.index(TWIN)], stored)
     doubt = speed_doubt(results, done - unmeasured(done))
     report(pairs, done, doubt)
+    report_storage(twins)
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
-    draw(pairs, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
+    draw(pairs, twins, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
     seconds = time.perf_counter() - began
     print(f"The demo took {seconds:.0f} seconds.")
     return {
-        "version": 2,
+        "version": 3,
         "device": str(device),
         "name": name,
         "torch": torch.__version__,
@@ -89,12 +101,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def draw(pairs: Pairs, title: str, doubt: str | None, path: Path) -> None:
+def draw(pairs: Pairs, twins: Twins, title: str, doubt: str | None, path: Path) -> None:
     if not charts.possible():
         print(charts.MISSING)
         return
-    path.write_bytes(picture.png(pairs, title, doubt))
-    print(f"Loss curves and time saved: {path}")
+    path.write_bytes(picture.png(pairs, twins, title, doubt))
+    print(f"Loss curves, time and memory saved: {path}")
 
 
 def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
@@ -113,6 +125,19 @@ def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
     print(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
     if doubt:
         print(doubt)
+
+
+def report_storage(twins: Twins) -> None:
+    wide, stored = twins
+    rows = [
+        (f"{result.name}, {model}", f"{result.loss:.4f}", f"{result.step_ms:.3f}", f"{result.bytes_a_parameter:.2f}")
+        for result, model in ((wide, "float32"), (stored, "bfloat16"))
+    ]
+    headers = ("optimizer, model", "validation loss", "optimizer step (ms)", "bytes a parameter")
+    print(f'\nThe same AdamW with storage="8bit", beside float32:\n{display.table(headers, rows)}')
+    saved, apart = 100 * (1 - stored.bytes_a_parameter / wide.bytes_a_parameter), abs(stored.loss - wide.loss)
+    print(f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart;")
+    print("the bfloat16 model also computes in bfloat16.\n")
 
 
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:

@@ -1,10 +1,10 @@
-"""The demo as one PNG: losses that agree, and the time of a step."""
+"""The demo as one PNG: losses that agree, the memory of 8 bits, and the time of a step."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusedadam.cli import charts
 from fusedadam.cli.demo.training import Result
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 SMOOTHING = 12  # windows of this fraction of a training are averaged
 Pairs = Sequence[tuple[Result, Result]]  # ours and its peer
+Twins = tuple[Result, Result]  # in float32, and with ``storage=``
 
 
-def png(pairs: Pairs, title: str, doubt: str | None) -> bytes:
+def png(pairs: Pairs, twins: Twins, title: str, doubt: str | None) -> bytes:
     """``doubt``: why speeds cannot be compared, if they cannot."""
-    made = charts.empty(13, 5.2, f"{title}\n")
-    left, right = made.subplots(1, 2)
+    made = charts.empty(18.5, 5.2, f"{title}\n")
+    left, middle, right = made.subplots(1, 3)
     _losses(left, pairs)
+    _memory(middle, twins)
     _times(right, pairs, doubt)
     return charts.png(made)
 
@@ -40,6 +42,19 @@ def _losses(axes: Axes, pairs: Pairs) -> None:
     axes.set_ylabel("training loss, smoothed (nats per byte)")
     charts.titled(axes, "Loss: ours is the broad line, its peer the thin one on top")
     axes.legend(fontsize=8, frameon=False, ncols=2)
+    axes.grid(True, linewidth=0.5, alpha=0.5)
+
+
+def _memory(axes: Axes, twins: Twins) -> None:
+    broad: dict[str, Any] = {"linewidth": 3, "alpha": 0.45, "color": charts.OURS}
+    thin: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (3, 2)), "color": charts.INK}
+    for result, model, style in zip(twins, ("float32", "bfloat16"), (broad, thin), strict=True):
+        label = f"{result.name}, {model}: {result.bytes_a_parameter:.2f} bytes a parameter"
+        axes.plot(range(1, len(result.losses) + 1), smoothed(result.losses), label=label, **style)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss, smoothed (nats per byte)")
+    charts.titled(axes, 'Memory of weights and states: storage="8bit" beside float32')
+    axes.legend(fontsize=8, frameon=False)
     axes.grid(True, linewidth=0.5, alpha=0.5)
 
 

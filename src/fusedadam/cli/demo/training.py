@@ -21,6 +21,7 @@ from torch import Tensor
 from fusedadam.cli import contestants, display
 from fusedadam.cli.contestants import OURS
 from fusedadam.cli.demo.transformer import TinyTransformer
+from fusedadam.cli.harness.contestant import state_bytes
 from fusedadam.cli.harness.timing import waiting_for
 
 UNMEASURED = 10  # of the first steps, in which kernels are compiled and memory is allocated
@@ -33,6 +34,7 @@ BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 OPTIONS = {"AdamW": ADAMW, "Adam": ADAM, "EmaAdamW": ADAMW, "AdamP": ADAMW, "BertAdam": BERT}
 # Each of ours comes after its peer, the first one that is installed; without a peer it is left out.
 OPTIMIZERS = [(name, by) for name in OPTIONS if (peer := contestants.first_peer(name)) for by in (peer, OURS)]
+STORED, TWIN = ("AdamW", "fusedadam-8bit"), ("AdamW", OURS)  # a bfloat16 model beside one in float32
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Result:
     step_ms: float
     fastest_step_ms: float
     losses: tuple[float, ...] = ()  # of each training step
+    bytes_a_parameter: float = 0.0  # of weights and states
 
     def saved_percent(self, peer: Result) -> float:
         """How much less time than with the peer a training step takes."""
@@ -56,8 +59,11 @@ class Training:
 
     def __init__(self, optimizer: str, by: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
         self.name, self._wait = f"{by} {optimizer}", waiting_for(str(device))
-        self.model = copy.deepcopy(model).to(device)
-        self.optimizer = contestants.make(optimizer, by, list(self.model.parameters()), OPTIONS[optimizer])
+        self.model = copy.deepcopy(model).to(device, torch.bfloat16 if by in contestants.PRESETS else None)
+        self.params = list(self.model.parameters())
+        self.optimizer = contestants.make(optimizer, by, self.params, OPTIONS[optimizer])
+        if by in contestants.PRESETS:  # with the bits that bfloat16 lacks: all start from the same weights
+            self.optimizer.load_float32_state_dict(self.model, model.state_dict())
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.pass_times: list[float] = []
         self.step_times: list[float] = []
@@ -87,7 +93,10 @@ class Training:
         first = unmeasured(len(self.step_times))
         passes, steps = self.pass_times[first:], self.step_times[first:]
         pass_ms, step_ms = statistics.median(passes), statistics.median(steps)
-        return Result(self.name, self.validate(held_out), pass_ms, step_ms, min(steps), tuple(self.losses))
+        kept = sum(p.nbytes for p in self.params) + state_bytes(self.optimizer, self.params)
+        bytes_a_parameter = kept / sum(p.numel() for p in self.params)
+        loss = self.validate(held_out)
+        return Result(self.name, loss, pass_ms, step_ms, min(steps), tuple(self.losses), bytes_a_parameter)
 
     def _now(self) -> float:
         self._wait()
@@ -105,7 +114,8 @@ def unmeasured(steps: int) -> int:
 
 
 def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
-    """Trains until batches or ``seconds`` are used up, and returns the number of steps."""
+    """Trains until batches or ``seconds`` are used up, and returns the number of steps. Each of ours follows its peer;
+    a last one without a peer is not shown meanwhile."""
     now, done = time.perf_counter(), 0
     end, left, turn_length = now + seconds, iter(batches), 1
     ours = [training.name.split()[-1] for training in trainings[1::2]]

@@ -56,7 +56,7 @@ class TinyTransformer(nn.Module):
     def loss(self, windows: Tensor) -> Tensor:
         """Mean cross entropy, in nats per byte, of predicting each byte of a window from the bytes before it."""
         logits = self(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
 def _small_weights(module: nn.Module) -> None:

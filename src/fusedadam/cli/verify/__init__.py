@@ -4,6 +4,8 @@ cases.py  which optimizers, flags and dtypes
 steps.py  steps as in a training, on tensors of awkward sizes and layouts
 judge.py  the rule in float64, and the error of a step against it
 run.py    every case in every place (device and backend), compared bit for bit and repeated
+
+Storage formats round stochastically: there the eager backend on the CPU is the reference, and all bits must be its.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.run import Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
 from fusedadam.machine import cores
+from fusedadam.optimizers.storage import PRESETS
 
 MOST_JOBS = 4  # more gain little, and each takes memory on a GPU
 CASES_SHOWN, EACH_SHOWN = 4, 2  # of failures; --json has all
 LEGEND = """bf16/f32: parameters in bfloat16, states in float32; f32/bf16: the other way round; else both in one dtype.
+exact: storage="exact" with parameters in bfloat16, in ulps of float32.
 An ulp is the distance to the next number; 0.5 is perfect rounding. float64 is judged by float64: 0 is the same bits."""
 
 
@@ -58,7 +62,7 @@ def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) 
             row = rows[result.case.optimizer, place]
             row[result.case.mix] = max(param, row.get(result.case.mix, 0.0))
     found = {mix for row in rows.values() for mix in row}
-    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16") if mix in found]
+    mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16", "exact") if mix in found]
     if mixes:
         print("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
         cells = [
@@ -78,6 +82,9 @@ def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]
     yield f"and half an ulp where 16 bits are stored; states are within {states:.2f} ulps."
     if len(places) > 1:
         yield f"{', '.join(map(str, places))} gave the same bits in every step."
+    stored = {result.case.storage for result in results}
+    if presets := [repr(preset) for preset in PRESETS if preset in stored]:
+        yield f"With storage= {', '.join(presets)}, all bits are those of the eager backend on the CPU."
     yield "A second run, on one thread, gave the same bits."
 
 
@@ -149,9 +156,9 @@ def _places(options: argparse.Namespace) -> Iterator[Place]:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "verify",
-        "Checks on this machine that every optimizer computes what it should: each of its flags, in each dtype, with "
-        "every backend, on every device, against the update rule in float64. Backends must agree bit for bit, and so "
-        "must a second run. Compiled kernels stay in the cache for your trainings.",
+        "Checks on this machine that every optimizer computes what it should: each of its flags, in each dtype and "
+        "with each storage=, with every backend, on every device, against the update rule in float64. Backends must "
+        "agree bit for bit, and so must a second run. Compiled kernels stay in the cache for your trainings.",
         {"": "everything, in about a minute", "--optimizer AdamP --device cuda:0": "only what you will use"},
     )
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="only this one; may be given again")

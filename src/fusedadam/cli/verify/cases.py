@@ -1,4 +1,4 @@
-"""The cases: which optimizers, with which flags, in which dtypes."""
+"""The cases: which optimizers, with which flags, in which dtypes and storage formats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fusedadam.cli.contestants import optimizers
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
+from fusedadam.optimizers.storage import PRESETS
 from fusedadam.schedules import SCHEDULES
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
 
@@ -56,6 +57,14 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         ("group", True, (BF16, BF16)), ("group", True, (F32, BF16)), ("all", False, (F64, F64)),
     ],
 }  # fmt: skip
+# With ``storage=``. AdamP's kernels compile slowly: "exact" and "8bit" share some, "16bit" has its own (`--all`).
+STORED: dict[str, list[tuple[Any, ...]]] = {
+    "AdamW": [(False, False, None, preset) for preset in PRESETS],
+    "Adam": [(True, False, None, preset) for preset in PRESETS],
+    "EmaAdamW": [(True, None, preset) for preset in PRESETS],
+    "AdamP": [(False, False, None, preset) for preset in ("exact", "8bit")],
+    "BertAdam": [(None, False, preset) for preset in PRESETS],
+}
 SCALED = ("AdamW", "BertAdam")  # gradients are scaled in the first case in float16
 
 
@@ -66,29 +75,39 @@ class Case:
     param: torch.dtype
     state: torch.dtype
     scaled: bool = False  # gradients are scaled, as by torch.amp.GradScaler
+    storage: str | None = None  # a preset, with parameters in bfloat16
+
+    @property
+    def is_judged(self) -> bool:
+        """By the rule in float64. What is rounded stochastically is only compared, with the eager backend's bits."""
+        return self.storage in (None, "exact")
 
     @property
     def mix(self) -> str:
+        if self.storage is not None:
+            return self.storage
         return FORMAT_OF_DTYPE[self.param] + ("" if self.state == self.param else f"/{FORMAT_OF_DTYPE[self.state]}")
 
     @property
     def title(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        states = f", states in {names([self.state])}" if self.storage is None else ""
         scaled = ", gradients scaled" if self.scaled else ""
-        return f"{self.optimizer}({said}), parameters in {names([self.param])}, states in {names([self.state])}{scaled}"
+        return f"{self.optimizer}({said}), parameters in {names([self.param])}{states}{scaled}"
 
     @property
     def options(self) -> dict[str, Any]:
         options = {name: value for name, value in self.flags if value not in (None, False) or name == "decoupled"}
         if self.optimizer == "BertAdam":
             options["max_grad_norm"] = OF_SOME if "clip" in options else None
-        return options
+        return options if self.storage is None else {**options, "storage": self.storage}
 
     def make(self, params: Sequence[Tensor], backend: str) -> FusedOptimizer:
         """With groups that differ in numbers only, and so share kernels."""
         own = self._groups()
         groups = [{"params": list(params[k :: len(own)]), **options} for k, options in enumerate(own)]
         dtypes = {"state_dtype": self.state} | ({"ema_dtype": self.state} if self.optimizer == "EmaAdamW" else {})
+        dtypes = dtypes if self.storage is None else {}
         make: Callable[..., FusedOptimizer] = OPTIMIZERS[self.optimizer]
         return make(groups, backend=backend, **dtypes, **self.options)
 
@@ -108,7 +127,7 @@ class Case:
 
 
 def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:
-    """Every flag and every dtype of each optimizer; ``everything``: every combination of them."""
+    """Every flag, dtype and preset of ``storage=`` of each optimizer; ``everything``: every combination of them."""
     found = []
     for name in optimizers:
         to_scale = name in SCALED
@@ -116,6 +135,8 @@ def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:
             scaled = to_scale and param == F16
             to_scale = to_scale and not scaled
             found.append(Case(name, tuple(zip(FLAGS[name], flags, strict=True)), param, state, scaled))
+        for *flags, preset in itertools.product(*FLAGS[name].values(), PRESETS) if everything else STORED[name]:
+            found.append(Case(name, tuple(zip(FLAGS[name], flags, strict=True)), BF16, F32, storage=preset))
     return found
 
 
@@ -123,5 +144,5 @@ def together(cases: Sequence[Case]) -> list[list[Case]]:
     """Groups of cases that share kernels, one task each: the longest first, so that no process ends much later."""
     shared: dict[Any, list[Case]] = {}
     for case in cases:
-        shared.setdefault((case.optimizer, case.flags), []).append(case)
+        shared.setdefault((case.optimizer, case.flags, case.storage is None), []).append(case)
     return sorted(shared.values(), key=lambda task: -len(task) * (4 if task[0].optimizer == "AdamP" else 1))

@@ -18,6 +18,7 @@ from fusedadam.cli.verify.judge import judge
 from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
 
 SEVERAL = 3  # threads in the first run; the second has one
+EAGER = Place("cpu", "eager")  # whose bits storage formats must have everywhere
 
 
 class Failure(NamedTuple):
@@ -34,12 +35,19 @@ class Result:
     failures: list[Failure] = field(default_factory=list)
 
 
-Judgement = tuple[tuple[float, float], list[str]]  # the largest errors of parameters and states, in ulps; complaints
+# the largest errors of parameters and states, in ulps, if they are judged; complaints
+Judgement = tuple[tuple[float, float] | None, list[str]]
 
 
 def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
     result = Result(case)
     reference: tuple[Place, list[Step], Judgement] | None = None
+    if case.storage is not None:
+        try:
+            steps = _take(case, EAGER, seed, SEVERAL)
+        except Exception as error:
+            return Result(case, {}, [Failure(EAGER, f"{type(error).__name__}: {error}")])
+        reference = EAGER, steps, _judged(case, steps)
     for place in (place for place in places if _has(place.device, case.param)):
         try:
             steps, again = (_take(case, place, seed, threads) for threads in (SEVERAL, 1))
@@ -52,7 +60,9 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
             if (apart := _first_difference(theirs, steps)) is not None:
                 complaints.append(f"other bits than on {first}: {apart}")
                 judgement = None
-        result.errors[place], wrong = judgement = judgement or _judged(case, steps)  # the same bits have the same error
+        errors, wrong = judgement = judgement or _judged(case, steps)  # the same bits have the same error
+        if errors is not None:
+            result.errors[place] = errors
         if (apart := _first_difference(steps, again)) is not None:
             complaints.append(f"other bits in a second run, on one thread: {apart}")
         result.failures += [Failure(place, what) for what in (*wrong, *complaints)]
@@ -81,6 +91,8 @@ def _has(device: str, dtype: torch.dtype) -> bool:
 
 
 def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
+    if not case.is_judged:
+        return None, []
     rule = OPTIMIZERS[case.optimizer].rule
     param, states, complaints = [0.0], [0.0], []
     for number, step in enumerate(steps, start=1):
@@ -88,7 +100,7 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
             if (apart := difference(steps[number - 2].after, step.after)) is not None:
                 complaints.append(f"a step with infinite gradients has to be skipped, but changed {apart}")
             continue
-        for (shape, layout), verdicts in zip(LAYOUTS, judge(rule, step.members, step.after, number), strict=True):
+        for (shape, layout), verdicts in zip(LAYOUTS, judge(rule, step.members, step.values, number), strict=True):
             for verdict in verdicts:
                 (param if verdict.role == "param" else states).append(verdict.ulps)
                 if verdict.of_allowed > 1:

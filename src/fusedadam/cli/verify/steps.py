@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import F64, Member
+from fusedadam.optimizers.stored import value_of, weight_of
 
 STEPS = 3
 SCALE = 1024.0  # of gradients, as by a GradScaler: a power of two, so that no bit is lost
@@ -32,7 +33,8 @@ class Place(NamedTuple):
 @dataclass(frozen=True)
 class Step:
     members: list[Member]  # empty if the step must be skipped because a GradScaler found an infinity
-    after: list[dict[str, Tensor]]
+    after: list[dict[str, Tensor]]  # as it is kept
+    values: list[dict[str, Tensor]]  # as numbers
 
 
 def transposed(value: Tensor) -> Tensor:
@@ -59,6 +61,8 @@ LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
     ((4, 8, 3, 3), channels_last),
     ((40, 51), with_gaps),
     ((2049,), unaligned),
+    ((67, 96), Tensor.clone),  # with blocks, for formats of 8 bits
+    ((9, 1056), unaligned),
 ]
 
 
@@ -89,12 +93,14 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
             members.append(Member({**before[k], "grad": grad}, named, numbers, own))
         optimizer.step()
-        before = [dict(_stored(p, optimizer.state[p])) for p in params]
-        steps.append(Step(members, before))
+        after = [dict(_stored(p, optimizer.state[p])) for p in params]
+        before = after if case.storage is None else [_values(optimizer, own) for own in after]
+        steps.append(Step(members, after, before))
     if case.scaled:
         scaler.found_inf.fill_(SKIPPED)
         optimizer.step()
-        steps.append(Step([], [dict(_stored(p, optimizer.state[p])) for p in params]))
+        after = [dict(_stored(p, optimizer.state[p])) for p in params]
+        steps.append(Step([], after, after))
     return steps
 
 
@@ -112,7 +118,7 @@ def difference(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tenso
 
 def bits(tensor: Tensor) -> Tensor:
     """As integers, which distinguishes 0 from -0 and compares NaNs."""
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def _away_from_zero(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -138,8 +144,16 @@ def _with_other_strides(grad: Tensor, k: int) -> Tensor:
 
 
 def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
-    new = {name: state.new(param, optimizer.param_groups[group]) for name, state in optimizer.states.items()}
-    return dict(_stored(param, new))
+    options = optimizer.param_groups[group]
+    if options["storage"] is not None:
+        param, options = param.detach().float(), {}
+    return dict(_stored(param, {name: state.new(param, options) for name, state in optimizer.states.items()}))
+
+
+def _values(optimizer: Any, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is kept in storage formats, as float32."""
+    states = {role: value_of(role, kept, optimizer.states) for role in optimizer.states}
+    return {"param": weight_of(kept["param"], kept), **{k: v for k, v in states.items() if v is not None}}
 
 
 def _stored(param: Tensor, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
