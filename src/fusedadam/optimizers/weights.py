@@ -97,12 +97,24 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     given: Any = copy.copy(state_dict)  # with the modules' versions, which are an attribute
     given.update(sharded)
     model.load_state_dict(given)
+    optimizer._is_untrained = optimizer._is_untrained or not optimizer.state
     for param, (high, low) in split.items():
         local(param).copy_(high)
-        state = optimizer.state[param]
-        state[stored.LOW] = low
-        state.setdefault("step", torch.zeros((), device="cpu"))
+        optimizer.state[param][stored.LOW] = low
+    for param in targets.values():
+        if param.requires_grad or param in split:
+            _complete(optimizer, group_of[param], param)
     optimizer._stepper.plan = None
+
+
+def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
+    """Makes the states that a parameter lacks, so that a state dict is complete before the first step."""
+    state, roles = optimizer.state[param], optimizer.specialized(group, param).roles
+    formats = storage.choose(type(optimizer), group, param, roles).formats
+    state.setdefault("step", torch.zeros((), device="cpu"))
+    for role in roles:
+        if role in optimizer.states and stored.kept_as(role, state, optimizer.states) is None:
+            state.update(stored.arrays_of(role, param, group, formats.get(role), optimizer.states, state))
 
 
 def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
