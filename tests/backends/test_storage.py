@@ -59,7 +59,7 @@ def cases():
                 yield pytest.param(name, storage, *place.values, id=f"{name}-{storage}-{place.id}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "storage", "place"), cases())
+@pytest.mark.parametrize(("name", "storage", "place"), list(cases()))
 def test_every_backend_has_the_same_bits(name, storage, place):
     shapes = SHAPES
     if place == ("cpu", "triton"):  # the interpreter takes its time

@@ -82,22 +82,24 @@ def test_a_whole_state_dict_into_divided_parameters(two, library, optimizer, aft
 
 
 def load_whole() -> list[int]:
-    """How many elements each state has that torch is about to take to the parameters' device."""
+    """How many elements each state has that is copied to the parameters' device."""
     whole, param = torch.nn.Parameter(torch.ones(8, 6)), parameter(torch.ones(8, 6), mesh_of(2), S0)
     whole.grad = torch.ones(8, 6)
     saving, loading = make("AdamW", [whole]), make("AdamW", [param])
     saving.step()
-    seen, real = [], torch.optim.Optimizer._process_value_according_to_param_policy
+    seen, real = [], torch.Tensor.to
 
-    def process(param: Any, value: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
-        seen.append(here(value).numel())
-        return real(param, value, *others, **given)
+    def to(tensor: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
+        if given.get("copy"):
+            seen.append(here(tensor).numel())
+        return real(tensor, *others, **given)
 
-    torch.optim.Optimizer._process_value_according_to_param_policy = staticmethod(process)  # type: ignore[method-assign]
+    torch.Tensor.to = to  # type: ignore[method-assign, assignment]
     try:
         loading.load_state_dict(saving.state_dict())
     finally:
-        torch.optim.Optimizer._process_value_according_to_param_policy = staticmethod(real)  # type: ignore[method-assign]
+        del torch.Tensor.to  # type: ignore[misc]
+    assert torch.Tensor.to is real
     return sorted(seen)
 
 

@@ -79,3 +79,23 @@ def test_a_widened_state_dict_is_torchs(storage):
     for param in trained.parameters():
         for name, value in again.state[param].items():
             assert torch.equal(value, optimizer.state[param][name])
+
+
+@pytest.mark.parametrize("storage", ["exact", "8bit"])
+def test_a_state_dict_between_loading_float32_weights_and_the_first_step(storage):
+    """It had the low bits alone, and no optimizer could load it, nor a checkpoint fill it."""
+    ends = []
+    for detour in (False, True):
+        trained = model()
+        optimizer = EmaAdamW(trained.parameters(), storage=storage, lr=1e-2)
+        optimizer.load_float32_state_dict(trained, model(torch.float32).state_dict())
+        if detour:
+            saved = optimizer.state_dict()
+            assert all({"step", "param_low"} < {*state} for state in saved["state"].values())
+            optimizer = EmaAdamW(trained.parameters(), storage=storage, lr=1e-2)
+            optimizer.load_state_dict(saved)
+        for k, param in enumerate(trained.parameters()):
+            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(k)).to(param)
+        optimizer.step()
+        ends.append([[p.detach(), *optimizer.state[p].values()] for p in trained.parameters()])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)

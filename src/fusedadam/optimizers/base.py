@@ -263,8 +263,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         formats. The low bits of the weights are left out; :meth:`float32_state_dict` has them.
         """
         conversion.check_is_state_dict(state_dict)
-        twin = getattr(torch.optim, cls.__name__, None)
-        return weights.widened(cls.states, state_dict, twin)
+        return weights.widened(cls.states, state_dict)
 
     def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with float32 weights, to export: bfloat16 weights that this optimizer keeps

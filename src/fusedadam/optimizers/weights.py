@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,17 +97,28 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     given: Any = copy.copy(state_dict)  # with the modules' versions, which are an attribute
     given.update(sharded)
     model.load_state_dict(given)
+    optimizer._is_untrained = optimizer._is_untrained or not optimizer.state
     for param, (high, low) in split.items():
         local(param).copy_(high)
-        state = optimizer.state[param]
-        state[stored.LOW] = low
-        state.setdefault("step", torch.zeros((), device="cpu"))
+        optimizer.state[param][stored.LOW] = low
+    for param in targets.values():
+        if param.requires_grad or param in split:
+            _complete(optimizer, group_of[param], param)
     optimizer._stepper.plan = None
 
 
-def widened(states: storage.States, state_dict: Mapping[str, Any], twin: type | None) -> dict[str, Any]:
-    """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state, and
-    without the options that torch's optimizer of the same name, ``twin``, does not have."""
+def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
+    """Makes the states that a parameter lacks, so that a state dict is complete before the first step."""
+    state, roles = optimizer.state[param], optimizer.specialized(group, param).roles
+    formats = storage.choose(type(optimizer), group, param, roles).formats
+    state.setdefault("step", torch.zeros((), device="cpu"))
+    for role in roles:
+        if role in optimizer.states and stored.kept_as(role, state, optimizer.states) is None:
+            state.update(stored.arrays_of(role, param, group, formats.get(role), optimizer.states, state))
+
+
+def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
     wide = {}
     for key, state in state_dict["state"].items():
         state = {name: stored.from_state_dict(name, value) for name, value in state.items()}
@@ -124,10 +134,5 @@ def widened(states: storage.States, state_dict: Mapping[str, Any], twin: type | 
                 items = [(name, v) for name, v in kept.items() if name not in arrays]
                 kept = dict([*items[:position], (role, whole), *items[position:]])
         wide[key] = kept
-    known = {"params", "param_names", "initial_lr", "decoupled_weight_decay"}
-    known |= {*inspect.signature(twin).parameters} if twin is not None else set()
-    groups = [
-        {name: value for name, value in group.items() if name in known or (twin is None and name != "storage")}
-        for group in state_dict["param_groups"]
-    ]
+    groups = [{**group, "storage": None} if "storage" in group else group for group in state_dict["param_groups"]]
     return {**state_dict, "state": wide, "param_groups": groups}
