@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from fusedadam.engine.backend import Backend
 
 Roles: TypeAlias = Mapping[str, Tensor]
+
+
+def strides_for(param: Tensor, formats: Iterable[str], specialized: SpecializedRule) -> tuple[int, ...]:
+    """The strides of a parameter's arrays. Noise and blocks count elements row by row."""
+    if any(FORMATS[fmt].is_deferred for fmt in formats):
+        return row_major_strides(param)
+    return dense_strides(param, specialized.by_rows)
 
 
 @dataclass
@@ -57,8 +64,7 @@ class Member:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """The strides that all arrays by element have, or are copied to."""
-        by_row = any(FORMATS[fmt].is_deferred for fmt in self.formats.values())
-        return (row_major_strides if by_row else dense_strides)(self.roles["param"], self.specialized.by_rows)
+        return strides_for(self.roles["param"], self.formats.values(), self.specialized)
 
     @property
     def launch_key(self) -> Any:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.engine.backend import Backend
-from fusedadam.engine.member import Member, Roles
+from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, arrays_by_suffix
-from fusedadam.tensors.layout import copy_with, dense_strides, has_strides, is_plain, row_major_strides
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, arrays_by_suffix, block_shape
+from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
 from fusedadam.tensors.transfer import capturing
 
@@ -60,8 +60,7 @@ class Participant:
     @property
     def strides(self) -> tuple[int, ...]:
         """The strides of its arrays by element."""
-        by_row = any(FORMATS[fmt].is_deferred for fmt in self.chosen.values())
-        return (row_major_strides if by_row else dense_strides)(local(self.param), self.specialized.by_rows)
+        return strides_for(local(self.param), self.chosen.values(), self.specialized)
 
     @property
     def state_arrays(self) -> list[str]:
@@ -150,14 +149,13 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
                     "torch.distributed.checkpoint"
                 )
             here = local(state[name])
-            is_by_block = array is not None and array.by == "block"
-            shape, wanted = (block_shape(param), None) if is_by_block else (param.shape, strides)
-            if wanted is None:
-                wanted = row_major_strides(here)
+            by_block = array is not None and array.by == "block"
+            shape = block_shape(param.shape) if by_block else param.shape
+            wanted = row_major_strides(here) if by_block else strides
             is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:
                 copy = copy_with(here.to(param.device), wanted)
-                fresh[name] = sharded_blocks(p.param, copy) if is_by_block else with_local(p.param, copy)
+                fresh[name] = sharded_blocks(p.param, copy) if by_block else with_local(p.param, copy)
     return fresh
 
 
@@ -176,8 +174,3 @@ def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:
     if fmt is None:
         return {role: None}
     return dict(zip(FORMATS[fmt].array_names(role), FORMATS[fmt].arrays, strict=True))
-
-
-def block_shape(param: Tensor) -> torch.Size:
-    """The shape of an array with one word for each block."""
-    return torch.Size((*param.shape[:-1], param.shape[-1] // BLOCK))

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from fusedadam import checks
 from fusedadam.optimizers.storage import States
 from fusedadam.optimizers.stored import from_state_dict, kept_as
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
@@ -183,7 +183,7 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
     checks.tensor(title, value, FORMAT_OF_DTYPE if name == role else dtypes)
     by_block = any(array.by == "block" for array in arrays)
     if by_block and len(shape) and shape[-1] % BLOCK == 0:
-        shape = torch.Size((*shape[:-1], shape[-1] // BLOCK))
+        shape = block_shape(shape)
     if in_bytes and value.dtype == torch.uint8:
         shape = torch.Size((*shape, 2))
     if value.shape != shape:

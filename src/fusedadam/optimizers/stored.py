@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.storage import States, may_hold
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape
 from fusedadam.tensors.formats.plain import F32
 from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
@@ -90,8 +90,7 @@ def stored(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: 
     arrays = []
     for array in fmt.arrays:
         if array.by == "block":
-            shape = (*here.shape[:-1], here.shape[-1] // BLOCK)
-            arrays.append(torch.zeros(shape, dtype=array.dtype, device=device))
+            arrays.append(torch.zeros(block_shape(here.shape), dtype=array.dtype, device=device))
         elif fmt.is_deferred:
             strides = row_major_strides(here)
             arrays.append(torch.empty_strided(here.shape, strides, dtype=array.dtype, device=device).zero_())

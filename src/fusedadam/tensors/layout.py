@@ -58,7 +58,7 @@ def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
     return strides
 
 
-def row_major_strides(tensor: Tensor, _by_rows: bool = True) -> tuple[int, ...]:
+def row_major_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor of this shape whose elements are stored in their logical order."""
     return torch.empty(tensor.shape, device="meta").stride()
 

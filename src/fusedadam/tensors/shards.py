@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import compat
-from fusedadam.tensors.formats import BLOCK
+from fusedadam.tensors.formats import BLOCK, block_shape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -87,7 +87,7 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
     """``blocks``, with one value for 32 neighbors of the last dimension, sharded like the parameter."""
-    return with_shape(param, blocks, (*param.shape[:-1], param.shape[-1] // BLOCK))
+    return with_shape(param, blocks, block_shape(param.shape))
 
 
 def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int]) -> Tensor:

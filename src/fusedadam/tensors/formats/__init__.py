@@ -40,14 +40,14 @@ from collections.abc import Iterable
 
 import torch
 
-from fusedadam.tensors.formats.format import BLOCK, Array, Format, nearest
+from fusedadam.tensors.formats.format import BLOCK, Array, Format, block_shape, nearest
 from fusedadam.tensors.formats.plain import BF16, F16, F32, F64
 from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
 from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
 from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
 
-__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "compute_dtype"]
-__all__ += ["names", "nearest", "register"]
+__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "block_shape"]
+__all__ += ["compute_dtype", "names", "nearest", "register"]
 
 FORMATS: dict[str, Format] = {}
 

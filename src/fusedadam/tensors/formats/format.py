@@ -97,6 +97,11 @@ class Format:
         return sum(a.dtype.itemsize / (BLOCK if a.by == "block" else 1) for a in self.arrays)
 
 
+def block_shape(shape: torch.Size) -> torch.Size:
+    """The shape of an array by block that belongs to arrays of this shape by element."""
+    return torch.Size((*shape[:-1], shape[-1] // BLOCK))
+
+
 def nearest(fmt: Format) -> Format:
     """The same format without its noise, rounded to nearest: what stochastic rounding is compared with."""
     return dataclasses.replace(fmt, name=f"{fmt.name}_nearest", title=f"{fmt.title}_nearest", is_stochastic=False)
