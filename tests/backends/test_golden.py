@@ -1,4 +1,4 @@
-"""What the compilers see: the kernels of AdamW and AdamP, one file for each backend, as they are generated.
+"""What the compilers see: the kernels of AdamW, AdamP and AdamW in 8 bits, one file for each backend, as they are generated.
 
 A change of the generator shows as a diff of these files:
 
@@ -15,11 +15,15 @@ import fusedadam
 from fusedadam import generated
 
 FOLDER = Path(__file__).with_name("golden")
-OPTIMIZERS = {"adamw": fusedadam.AdamW, "adamp": fusedadam.AdamP}
+OPTIMIZERS = {
+    "adamw": (fusedadam.AdamW, {}),
+    "adamp": (fusedadam.AdamP, {}),
+    "adamw_8bit": (fusedadam.AdamW, {"storage": "8bit"}),
+}
 
 
 def kernels(kind, backend, monkeypatch) -> list[str]:
-    """The source of each kernel that one step over a float32 matrix runs, in the order in which they are made."""
+    """The source of each kernel that one step over a matrix runs, in the order in which they are made."""
     made, load = [], generated.load
 
     def watched(title, text, made_for):
@@ -27,9 +31,11 @@ def kernels(kind, backend, monkeypatch) -> list[str]:
         return load(title, text, made_for)
 
     monkeypatch.setattr(generated, "load", watched)
-    param = torch.nn.Parameter(torch.ones(3, 4))
-    param.grad = torch.ones(3, 4)
-    optimizer = kind([param], backend=backend)
+    make, options = kind
+    param = torch.ones(64, 64, dtype=torch.bfloat16) if "storage" in options else torch.ones(3, 4)
+    param = torch.nn.Parameter(param)
+    param.grad = torch.ones_like(param)
+    optimizer = make([param], backend=backend, **options)
     optimizer.step()
     if backend == "eager":
         return [
