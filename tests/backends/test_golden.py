@@ -1,4 +1,4 @@
-"""What the compilers see: the kernels of AdamW, AdamP and AdamW in 8 bits, one file for each backend, as they are generated.
+"""What the compilers see: the kernels of AdamW, AdamP and AdamW in 8 bits, for each backend, as they are generated.
 
 A change of the generator shows as a diff of these files:
 

@@ -279,3 +279,105 @@ def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
         assert_same(contents(nets[0], optimizer), contents(nets[1], exact))
     finally:
         del FORMATS["own"]
+
+
+def test_low_bits_do_not_outlive_their_weight():
+    net = torch.nn.Linear(64, 64, bias=False).bfloat16()
+    optimizer = EmaAdamW(net.parameters(), storage="exact", weight_decay=0.0)
+    train(net, optimizer, 3)
+    whole = optimizer.float32_state_dict(net)["weight"]
+    wide = copy.deepcopy((net, optimizer))
+    for dtype in (torch.float32, torch.float64):
+        other, its = copy.deepcopy(wide)
+        other.to(dtype)
+        if dtype == torch.float32:
+            assert torch.equal(its.float32_state_dict(other)["weight"], whole)  # before the step that takes them in
+        its.param_groups[0]["lr"] = 0.0
+        train(other, its, 1)
+        assert torch.equal(other.weight.float(), whole)
+    net.float()
+    optimizer.load_float32_state_dict(net, {"weight": torch.ones(64, 64)})
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(net, optimizer, 1)
+    assert net.weight.eq(1).all()
+
+
+def test_float32_weights_that_torch_refuses_or_renames_leave_no_stale_bits():
+    net = model()
+    optimizer = AdamW(net.parameters(), storage="exact")
+    train(net, optimizer, 3)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        optimizer.load_float32_state_dict(net, {"0.weight": torch.full((128, 64), 1 / 3)})
+    assert optimizer.float32_state_dict(net)["0.weight"].eq(torch.tensor(1 / 3)).all()
+    single = torch.nn.Linear(64, 64, bias=False).bfloat16()
+    optimizer = AdamW(single.parameters(), storage="exact")
+    train(single, optimizer, 3)
+
+    def rename(module, state_dict, prefix, *_):
+        state_dict["weight"] = state_dict.pop("old")
+
+    single.register_load_state_dict_pre_hook(rename)
+    optimizer.load_float32_state_dict(single, {"old": torch.ones(64, 64)})
+    assert optimizer.float32_state_dict(single)["weight"].eq(1).all()
+
+
+def test_float32_weights_are_not_set_under_averages():
+    net = model()
+    optimizer = EmaAdamW(net.parameters(), storage="exact")
+    train(net, optimizer, 2)
+    before = optimizer.float32_state_dict(net)
+    with optimizer.ema_weights(), pytest.raises(RuntimeError, match="inside ema_weights"):
+        optimizer.load_float32_state_dict(net, before)
+    assert all(torch.equal(value, before[name]) for name, value in optimizer.float32_state_dict(net).items())
+
+
+@pytest.mark.parametrize(("before", "after"), [("8bit", None), ("exact", "8bit"), (None, "16bit")])
+def test_states_of_another_shape_are_refused_in_every_conversion(before, after):
+    param = torch.nn.Parameter(torch.randn(64, 64).bfloat16())
+    optimizer = AdamW([param], storage=before)
+    param.grad = torch.randn_like(param)
+    optimizer.step()
+    param.grad = None
+    param.data = torch.randn(3, 64, 64).bfloat16()
+    param.grad = torch.randn_like(param)
+    optimizer.param_groups[0]["storage"] = after
+    with pytest.raises(RuntimeError, match=r"has shape \(64, 64\), but its param has \(3, 64, 64\)"):
+        optimizer.step()
+
+
+def test_a_state_of_which_a_part_is_gone_is_refused():
+    param = torch.nn.Parameter(torch.randn(64, 64).bfloat16())
+    optimizer = AdamW([param], storage="8bit")
+    param.grad = torch.randn_like(param)
+    optimizer.step()
+    del optimizer.state[param]["exp_avg_exponents"]
+    with pytest.raises(RuntimeError, match="state 'exp_avg' cannot be read: it has 'exp_avg_codes'"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        AdamW.widen_state_dict(optimizer.state_dict())
+
+
+def test_an_average_keeps_its_bits_when_storage_ends():
+    param = torch.nn.Parameter(torch.randn(64, 64).bfloat16())
+    optimizer = EmaAdamW([param], storage="exact", ema_decay=0.5, lr=1e-3)
+    net = torch.nn.Module()
+    net.weight = param
+    train(net, optimizer, 3)
+    whole = optimizer.ema_state_dict(net, dtype=torch.float32)["weight"]
+    optimizer.param_groups[0].update(storage=None, ema_dtype=torch.float32, ema_decay=1.0, ema_warmup=False)
+    train(net, optimizer, 1)
+    assert torch.equal(optimizer.state[param]["ema_params"], whole)
+
+
+def test_parameters_made_in_inference_mode_may_become_wider():
+    with torch.inference_mode():
+        param = torch.nn.Parameter(torch.randn(64, 64).bfloat16(), requires_grad=False)
+        optimizer = AdamW([param], storage="exact", lr=1e-3)
+        for _ in range(2):
+            param.grad = torch.randn_like(param)
+            optimizer.step()
+        param.grad = None
+        param.data = param.data.float()
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+    assert "param_low" not in optimizer.state[param]

@@ -105,7 +105,7 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
         before = known.get(p.param, {})
         p.fresh = {} if p.is_absent else _fresh_states(p, before)
         p.stale = [] if p.is_absent else [name for name in _all_arrays(p) if name in before and name not in p.arrays]
-        if "param_low" in p.stale and p.param.dtype == torch.float32:
+        if "param_low" in p.stale and p.param.dtype in (torch.float32, torch.float64):
             p.joined = before["param_low"]
         p.state = {name: value for name, value in {**before, **p.fresh}.items() if name not in p.stale}
     if capturing() and any(p.fresh for p in participants):
@@ -138,7 +138,8 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
         if not arrays:
             continue
-        if not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
+        others = [s for s in arrays_by_suffix() if role != "param" and role + s not in arrays and role + s in state]
+        if others or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
             fresh |= p.new_state(role, dict(state))
             continue
         for name, array in arrays.items():

@@ -232,6 +232,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         if capturing():
             capture.check_may_be_captured(self)
 
+    def _check_has_trained_weights(self) -> None:
+        if self._no_steps is not None:
+            raise RuntimeError(
+                "inside ema_weights() the model has averages, which the low bits of the trained weights do not belong "
+                "to; call this outside, or use ema_state_dict(model, dtype=torch.float32)"
+            )
+
     def _reset(self) -> None:
         """Forgets earlier steps, so that the next one looks at everything."""
         captured = self._stepper.captured_plans if hasattr(self, "_stepper") else []
@@ -268,16 +275,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """A copy of the model's state dict with float32 weights, to export: bfloat16 weights that this optimizer keeps
         with low bits (``storage=``) are joined with them."""
-        if self._no_steps is not None:
-            raise RuntimeError(
-                "inside ema_weights() the model has averages, which the low bits of the trained weights do not belong "
-                "to; call float32_state_dict outside, or ema_state_dict(model, dtype=torch.float32)"
-            )
+        self._check_has_trained_weights()
         return weights.float32(self, model)
 
     def load_float32_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         """Loads a model's state dict with float32 weights. What the model's own bfloat16 weights have no room for goes
         into the low bits that this optimizer keeps (``storage=``), so that nothing is lost."""
+        self._check_has_trained_weights()
         weights.load_float32(self, model, state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -80,10 +80,10 @@ def check(optimizer: type[FusedOptimizer], group: Group) -> None:
 
 def _check_format(role: str, title: Any, states: States) -> None:
     allowed = dict.fromkeys(fmt.title for fmt in FORMATS.values() if fmt.title and may_hold(fmt, role, states))
-    if title in allowed:
+    if isinstance(title, str) and title in allowed:
         return
     known = {fmt.title for fmt in FORMATS.values() if fmt.title}
-    why = "a format that it cannot have" if title in known else "an unknown format"
+    why = "a format that it cannot have" if isinstance(title, str) and title in known else "an unknown format"
     raise ValueError(f"storage[{role!r}]={title!r} is {why}; use one of {_quoted(allowed)}")
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.storage import States, may_hold
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, arrays_by_suffix, block_shape
 from fusedadam.tensors.formats.plain import F32
-from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, split_of, store
+from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local, with_shape
 
@@ -54,7 +54,11 @@ def weight_of(param: Tensor, state: Mapping[str, Any]) -> Tensor:
     """The local part of a parameter; with the low bits, if they are kept, as float32."""
     here: Tensor = local(param.detach())
     low = state.get(LOW)
-    if low is None or here.dtype != torch.bfloat16:
+    if low is None or here.dtype == torch.float16:
+        return here
+    if here.dtype != torch.bfloat16:  # it has become wider, and takes its low bits in with the next step
+        here = here.clone()
+        join_low(here, local(low))
         return here
     return load(split_of(low), [here, local(low).to(here.device)], torch.float32)
 
@@ -67,6 +71,9 @@ def arrays_of(
     if role == "param":
         return {} if fmt is None or len(FORMATS[fmt].arrays) == 1 else {LOW: _low(param, FORMATS[fmt], before)}
     declared, value = states[role], value_of(role, before, states)
+    check_whole(role, before, value)
+    if value is not None:
+        _check_shape(role, value, param)
     for name in before if value is not None else ():
         if name.startswith(role) and isinstance(before[name], Tensor) and not is_sharded_like(before[name], param):
             raise RuntimeError(
@@ -81,6 +88,24 @@ def arrays_of(
     if value is None and declared.initial == "param":
         value = weight_of(param, before)
     return stored(role, param, FORMATS[fmt], value)
+
+
+def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
+    """Refuses a state of which only a part is there, or that is of no known dtype."""
+    found = [role + suffix for suffix in arrays_by_suffix() if role + suffix in state]
+    if value is None and found:
+        raise RuntimeError(
+            f"state {role!r} cannot be read: it has {', '.join(map(repr, found))}, of which a part is missing or of "
+            "another dtype; load it again, or delete all of it to begin anew"
+        )
+
+
+def _check_shape(name: str, value: Tensor, param: Tensor) -> None:
+    if value.shape != local(param).shape:
+        raise RuntimeError(
+            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(local(param).shape)}; they must "
+            "be equal"
+        )
 
 
 def stored(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: Any = None) -> dict[str, Tensor]:
@@ -129,7 +154,7 @@ def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], 
         wanted_low = FORMATS[formats["param"]] if "param" in formats else None
         if wanted_low is not None and len(wanted_low.arrays) > 1:
             converted[LOW] = _low(param, wanted_low, converted, local(converted[LOW]).device)
-        elif param.dtype != torch.float32:  # a float32 weight takes them in, in its next step
+        elif param.dtype not in (torch.float32, torch.float64):  # these take them in, with their next step
             del converted[LOW]
     return converted
 
@@ -166,5 +191,6 @@ def _low(param: Tensor, fmt: Format, before: Mapping[str, Any], device: Any = No
     if low.dtype != dtype:
         wide = low.to(torch.int32)
         low = (wide << 8 if dtype == torch.int16 else ((wide + 0x80) >> 8).clamp(max=127)).to(dtype)
+    _check_shape(LOW, low, param)
     made = torch.empty_like(here, dtype=dtype, device=low.device, requires_grad=False)
     return with_local(param, made.copy_(low))

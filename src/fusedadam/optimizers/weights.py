@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fusedadam.optimizers import storage, stored
 from fusedadam.tensors.formats import FORMATS
@@ -62,7 +63,7 @@ def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
     """A copy of the model's state dict with float32 in place of bfloat16 and float16 weights."""
 
     def value_of(param: Tensor) -> Tensor | None:
-        if not param.is_floating_point() or param.dtype == torch.float64:
+        if is_lazy(param) or not param.is_floating_point() or param.dtype == torch.float64:
             return None
         weight = stored.weight_of(param, optimizer.state.get(param, {}))
         return with_local(param.detach(), weight.to(torch.float32, copy=True))
@@ -81,7 +82,7 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     sharded: dict[str, Tensor] = {}  # what the model's own method would refuse as whole tensors
     for name, value in state_dict.items():  # everything is made before anything is written
         param = entries.get(name)
-        if param is None or not isinstance(value, Tensor) or value.shape != param.shape:
+        if param is None or is_lazy(param) or not isinstance(value, Tensor) or value.shape != param.shape:
             continue  # the model's own method has its say about these
         if is_dtensor(param):
             sharded[name] = value = distributed_like(value.detach(), param)
@@ -94,17 +95,24 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             high, low = (torch.empty_like(here, dtype=array.dtype) for array in fmt.arrays)
             store(fmt, [high, low], value)
             split[param] = high, with_local(param, low)
-    given: Any = copy.copy(state_dict)  # with the modules' versions, which are an attribute
+    given: Any = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):  # the versions of the modules
+        given._metadata = state_dict._metadata
     given.update(sharded)
-    model.load_state_dict(given)
     optimizer._is_untrained = optimizer._is_untrained or not optimizer.state
-    for param, (high, low) in split.items():
-        local(param).copy_(high)
-        optimizer.state[param][stored.LOW] = low
+    try:
+        model.load_state_dict(given)
+    finally:  # torch loads what fits, and only then refuses the rest
+        for param in targets.values():
+            optimizer.state.get(param, {}).pop(stored.LOW, None)  # they were another weight's
+        for param, (high, low) in split.items():
+            local(param).copy_(high)
+            optimizer.state[param][stored.LOW] = low
+            optimizer.state[param].setdefault("step", torch.zeros((), device="cpu"))
+        optimizer._stepper.plan = None
     for param in targets.values():
-        if param.requires_grad or param in split:
+        if param.requires_grad and not is_lazy(param):
             _complete(optimizer, group_of[param], param)
-    optimizer._stepper.plan = None
 
 
 def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
@@ -125,6 +133,7 @@ def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, 
         kept = {name: value for name, value in state.items() if name != stored.LOW}
         for role in states:
             fmt = stored.kept_as(role, state, states)
+            stored.check_whole(role, state, fmt)
             if fmt is not None and fmt.name not in ("f32", "f64"):
                 arrays = fmt.array_names(role)
                 value = stored.value_of(role, state, states)

@@ -90,13 +90,7 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
     if not stage.in_segments:
-        tile = _tile(table, stage)
-        tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
-        if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
-            tile, tail = Tile(2048, 1024, 1), (1024,)
-        tensor, first = _sent(table, *table.chunks(stage, np.full(tensors, tile.chunk)))
-        shape = (tile.chunk, tile.block, *tail)
-        return [_launch(table, stage, tensor, first, len(tensor), shape, tile.warps)]
+        return _straight(table, stage, _tile(table, stage))
     launches = []
     widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
     done = np.zeros(tensors, dtype=bool)
@@ -110,6 +104,27 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
         if len(chunks[key][0]):
             lanes = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
             launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), lanes, warps=1))
+    return launches
+
+
+def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[Action]:
+    """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
+    of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
+    sizes = table.sizes if stage.space == "element" else table.all_rows
+    tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+    if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
+        tile, tail = Tile(2048, 1024, 1), (1024,)
+    parts = [(tile, sizes, np.zeros_like(sizes))]
+    if tail:
+        full = sizes // tile.chunk * tile.chunk
+        parts = [(tile, full, np.zeros_like(sizes)), (tile._replace(chunk=tile.block), sizes - full, full)]
+    launches = []
+    for part, counts, begins in parts:
+        tensor, first = table.in_chunks(counts, np.full(len(counts), part.chunk))
+        chunks = _sent(table, tensor, first + begins[tensor])
+        if len(tensor):
+            shape = (part.chunk, part.block, *tail)
+            launches.append(_launch(table, stage, *chunks, len(tensor), shape, part.warps))
     return launches
 
 

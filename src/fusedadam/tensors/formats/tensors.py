@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from fusedadam.tensors.formats.format import BLOCK, Format
 from fusedadam.tensors.formats.noise import HALF
 from fusedadam.tensors.formats.plain import round_to_odd
 from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
+
+SLICE = 1 << 20
 
 
 def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
@@ -50,10 +53,16 @@ def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor, noise: Tensor | 
 
 
 def join_low(weight: Tensor, low: Tensor) -> None:
-    """Adds the low bits to a bfloat16 weight that has become float32. Where it has bits of its own, it stays."""
-    fmt = split_of(low)
-    joined = load(fmt, [weight.to(torch.bfloat16), low.to(weight.device)], torch.float32)
-    weight.copy_(torch.where((weight.view(torch.int32) & 0xFFFF) == 0, joined, weight))
+    """Adds the low bits to a bfloat16 weight that has become float32 or float64. Where it has bits of its own, it
+    stays. A slice at a time, so that temporaries stay small."""
+    fmt, low = split_of(low), low.to(weight.device)
+    rows = max(1, SLICE // max(1, weight[:1].numel())) if weight.dim() else 1
+    # kernels write to inference tensors in any mode; torch does so in theirs only
+    with torch.inference_mode() if weight.is_inference() else nullcontext():
+        parts = zip(weight.split(rows), low.split(rows), strict=True) if weight.dim() else [(weight, low)]
+        for here, bits in parts:
+            high = here.to(torch.bfloat16)
+            here.copy_(torch.where(high.to(here.dtype) == here, load(fmt, [high, bits], here.dtype), here))
 
 
 def split_of(low: Tensor) -> Format:
