@@ -103,8 +103,9 @@ def by_brute_force(shape, mesh, at, placements):
     have left by the strided ones."""
     held = torch.arange(torch.Size(shape).numel()).view(shape)
     shards = [one for one in zip(mesh, at, placements, strict=True) if not one[2].is_replicate()]
-    strided = [one for one in shards if hasattr(one[2], "split_factor")]
-    for size, coordinate, placement in [*(one for one in shards if one not in strided), *reversed(strided)]:
+    # not by comparing: to torch 2.6 a strided placement equals a plain one
+    plain, strided = ([one for one in shards if hasattr(one[2], "split_factor") == s] for s in (False, True))
+    for size, coordinate, placement in [*plain, *reversed(strided)]:
         held = cut(held, size, coordinate, placement.dim)
     return held.flatten()
 
@@ -156,7 +157,13 @@ def test_a_stride_of_another_origin_is_found_or_refused(monkeypatch):
     assert shards.index_map(even).index_of(torch.arange(8)).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
     with pytest.raises(RuntimeError, match="in strides of different lengths"):
         shards.index_map(FakeDTensor(torch.Size((14, 2)), (4,), (1,), placements_of("s0*3")))
-    assert shards.index_map(uneven).index_of(torch.arange(10)).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13]
+    try:
+        uneven.placements[0]._split_tensor(torch.arange(9), 2, with_padding=False, contiguous=False)
+    except AssertionError:  # torch 2.6 has even ones only
+        with pytest.raises(RuntimeError, match="in strides of different lengths"):
+            shards.index_map(uneven)
+    else:
+        assert shards.index_map(uneven).index_of(torch.arange(10)).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13]
 
 
 @pytest.mark.parametrize(

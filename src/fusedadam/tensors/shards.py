@@ -179,13 +179,16 @@ def index_map(param: Tensor) -> IndexMap:
     return IndexMap(first, count2 * count3, count3, jump1, jump2, jump3)
 
 
-def _held(param: Any, dim: int) -> Tensor:
-    """Which indices of a dimension this process has."""
+def _held(param: Any, dim: int) -> Tensor | None:
+    """Which indices of a dimension this process has; None if torch itself does not know."""
     shape = [1] * param.dim()
     shape[dim] = -1
     held = torch.arange(param.shape[dim]).view(shape)
     for size, coordinate, placement in _shards_along(param, dim):
-        pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
+        try:
+            pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
+        except AssertionError:  # torch 2.6 has no uneven strides
+            return None
         held = pieces[coordinate]
     return held.flatten()
 
@@ -220,23 +223,24 @@ def _shards_along(param: Any, dim: int) -> list[tuple[int, int, Any]]:
     return [*plain, *strided]
 
 
-def _runs(held: Tensor) -> tuple[int, list[tuple[int, int]]]:
+def _runs(held: Tensor | None) -> tuple[int, list[tuple[int, int]]]:
     """Indices as (count, distance) of runs and of the items in a run, and the first of them."""
-    if not len(held):
-        return 0, [(0, 1)]
-    first, count = int(held[0]), len(held)
-    breaks = (held.diff() != 1).nonzero().flatten()
-    if not len(breaks):
-        return first, [(count, 1)]
-    length = int(breaks[0]) + 1
-    jump = int(held[length]) - first
-    i = torch.arange(count)
-    if not torch.equal(held, first + i // length * jump + i % length):
-        raise RuntimeError(
-            "a DTensor's rows are dealt out to the processes in strides of different lengths, and stochastic rounding "
-            "has to know where each is; choose sizes that the mesh divides evenly, or use storage='exact'"
-        )
-    return first, [(-(-count // length), jump), (length, 1)]
+    if held is not None:
+        if not len(held):
+            return 0, [(0, 1)]
+        first, count = int(held[0]), len(held)
+        breaks = (held.diff() != 1).nonzero().flatten()
+        if not len(breaks):
+            return first, [(count, 1)]
+        length = int(breaks[0]) + 1
+        jump = int(held[length]) - first
+        i = torch.arange(count)
+        if torch.equal(held, first + i // length * jump + i % length):
+            return first, [(-(-count // length), jump), (length, 1)]
+    raise RuntimeError(
+        "a DTensor's rows are dealt out to the processes in strides of different lengths, and stochastic rounding has "
+        "to know where each is; choose sizes that the mesh divides evenly, or use storage='exact'"
+    )
 
 
 class Sharding(NamedTuple):
