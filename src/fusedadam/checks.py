@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
-from fusedadam.tensors.shards import is_dtensor, local
+from fusedadam.tensors.shards import is_dtensor, is_sharded_like, local
 from fusedadam.tensors.transfer import capturing
 
 
@@ -199,6 +199,14 @@ def both_sharded(name: str, value: Any, param: Tensor) -> None:
         raise RuntimeError(
             f"{name} is {kind}, but its param is {param_kind}; both must be DTensors (torch.distributed.tensor."
             "distribute_tensor), or neither"
+        )
+
+
+def sharded_as_param(name: str, value: Tensor, param: Tensor) -> None:
+    """A state's local shard has the elements of its parameter's."""
+    if not is_sharded_like(value, param):
+        raise RuntimeError(
+            f"{name} is not sharded as its param is; set it with load_state_dict, or with torch.distributed.checkpoint"
         )
 
 

@@ -88,12 +88,8 @@ class StageFormats:
 
     def by_element(self, names: Iterable[str]) -> list[str]:
         """The same without the arrays by block."""
-        return [
-            array_name
-            for name in names
-            for array, array_name in zip(self.formats[name].arrays, self.formats[name].array_names(name), strict=True)
-            if array.by == "element"
-        ]
+        every = (item for name in names for item in self.formats[name].arrays_of(name).items())
+        return [name for name, array in every if array.by == "element"]
 
     def noise_argument(self, name: str, constant: Callable[[int], str], times: Callable[[str, int], str]) -> str:
         """What encode, or measure, takes besides the value: nothing, noise, or the constant that rounds to nearest."""
@@ -120,8 +116,7 @@ class StageFormats:
         """What a kernel with these formats calls: ``_decode_FORMAT`` and ``_encode_FORMAT`` of each that is not native,
         from and to the compute dtype, and ``_round_to_odd``. ``sole_format``: the format that all its inputs have."""
         formats = tuple(self.formats.values())
-        made = _codec_functions(formats, self.backend, self.compute, lowering, sole_format, self.is_stochastic)  # type: ignore[arg-type]
-        return list(made)
+        return _codec_functions(formats, self.backend, self.compute, lowering, sole_format, self.is_stochastic)  # type: ignore[arg-type]
 
     def rounded(self, fmt: Format, x: str) -> str:
         """``x`` as the hardware is to convert it, which would round a float64 twice."""

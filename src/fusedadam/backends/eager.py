@@ -55,9 +55,8 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     compute, number, update = _bind(table, stage, table.device)
     formats = {r: FORMATS[table.formats[r]] for r in stage.arrays}
     arrays = {r: formats[r].array_names(r) for r in stage.arrays}
-    per_word = {
-        n: BLOCK if a.by == "block" else 1 for r, f in formats.items() for n, a in zip(arrays[r], f.arrays, strict=True)
-    }
+    every = (item for r, fmt in formats.items() for item in fmt.arrays_of(r).items())
+    per_word = {name: BLOCK if array.by == "block" else 1 for name, array in every}
     stochastic = [r for r in stage.writes if formats[r].is_stochastic]
 
     def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:

@@ -56,9 +56,7 @@ class LaunchTable(Geometry):
         self.arrays = {
             name: (role, array)
             for role in self.specialized.roles
-            for name, array in zip(
-                FORMATS[self.formats[role]].array_names(role), FORMATS[self.formats[role]].arrays, strict=True
-            )
+            for name, array in FORMATS[self.formats[role]].arrays_of(role).items()
         }
         self.strides = [member.strides for member in members]
         self.index_maps = [member.index_map or IndexMap() for member in members]

@@ -14,7 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, arrays_by_suffix, block_shape
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, block_shape, names_in
 from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
 from fusedadam.tensors.transfer import capturing
@@ -35,9 +35,7 @@ class Participant:
     group: int
     specialized: SpecializedRule
     backend: Backend
-    new_state: Callable[
-        [str, StateDict], StateDict
-    ]  # the arrays of a role: its initial value, or as it was kept before
+    new_state: Callable[[str, StateDict], StateDict]  # a role's arrays: as kept before, or with the initial value
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles; of the others, the dtype tells
     seed: int = 0
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
@@ -104,7 +102,8 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
     for p in participants:
         before = known.get(p.param, {})
         p.fresh = {} if p.is_absent else _fresh_states(p, before)
-        p.stale = [] if p.is_absent else [name for name in _all_arrays(p) if name in before and name not in p.arrays]
+        found = [name for role in p.specialized.roles if role != "grad" for name in names_in(role, before)]
+        p.stale = [] if p.is_absent else [name for name in found if name not in p.arrays]
         if "param_low" in p.stale and p.param.dtype in (torch.float32, torch.float64):
             p.joined = before["param_low"]
         p.state = {name: value for name, value in {**before, **p.fresh}.items() if name not in p.stale}
@@ -138,17 +137,13 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
         if not arrays:
             continue
-        others = [s for s in arrays_by_suffix() if role != "param" and role + s not in arrays and role + s in state]
-        if others or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
+        kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
+        if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
             fresh |= p.new_state(role, dict(state))
             continue
         for name, array in arrays.items():
             checks.tensor(f"state {name!r}", state[name], FORMAT_OF_DTYPE if array is None else [array.dtype])
-            if not is_sharded_like(state[name], p.param):
-                raise RuntimeError(
-                    f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
-                    "torch.distributed.checkpoint"
-                )
+            checks.sharded_as_param(f"state {name!r}", state[name], p.param)
             here = local(state[name])
             by_block = array is not None and array.by == "block"
             shape = block_shape(param.shape) if by_block else param.shape
@@ -165,13 +160,6 @@ def _is_kept_as(value: Any, array: Array | None) -> bool:
     return value is not None and (array is None or not isinstance(value, Tensor) or value.dtype == array.dtype)
 
 
-def _all_arrays(p: Participant) -> list[str]:
-    """Everything that a role of the rule may be kept in, in any format."""
-    return [role + suffix for role in p.specialized.roles for suffix in arrays_by_suffix() if role != "grad"]
-
-
 def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:
     """The arrays of a role in a format; None: one tensor of any dtype."""
-    if fmt is None:
-        return {role: None}
-    return dict(zip(FORMATS[fmt].array_names(role), FORMATS[fmt].arrays, strict=True))
+    return {role: None} if fmt is None else {**FORMATS[fmt].arrays_of(role)}

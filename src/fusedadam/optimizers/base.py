@@ -87,7 +87,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name in cls.options if names is None else names:
             if name in group:
                 cls.options[name](name, group[name])
-        storage.check(cls, dict(group))
+        storage.check(cls, group)
         if group.get("foreach") and group.get("fused"):
             raise RuntimeError("foreach=True and fused=True exclude each other; every step is fused, so leave them out")
 
@@ -102,6 +102,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def specialized(cls, group: Group, param: Tensor) -> SpecializedRule:
         """The rule as it is for a parameter of a group."""
         return cls.rule.specialize({flag: bool(cls.value(group, flag)) for flag in cls._flags}, param)
+
+    @classmethod
+    def storage_of(cls, group: Group, param: Tensor) -> storage.Choice:
+        """What a parameter of a group and its states are kept in."""
+        return storage.choose(cls, group, param, cls.specialized(group, param).roles)
 
     def add_param_group(self, param_group: Group) -> None:
         with _restored_on_error([param_group] if isinstance(param_group, dict) else []):
@@ -127,7 +132,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
                 checks.written("param", param)
-                storage.choose(type(self), group, param, self.specialized(group, param).roles)
+                self.storage_of(group, param)
             if group.get("backend") is not None:
                 backends.check(group["backend"], param.device)
 

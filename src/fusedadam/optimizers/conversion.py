@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from fusedadam import checks
 from fusedadam.optimizers.storage import States
 from fusedadam.optimizers.stored import from_state_dict, kept_as
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape, names_in
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
@@ -87,7 +87,7 @@ def convert(
             if "step" not in state and "step" in saved_group:
                 state["step"] = saved_group["step"]  # apex and MindSpeed count by group
             needed = states_of(group, param)
-            present = {role for role in (*names.roles, *KNOWN) if kept_in(role, state)}
+            present = {role for role in (*names.roles, *KNOWN) if names_in(role, state)}
             copies = [name for name in needed if name in names.copies and name not in present]
             missing |= {*copies}
             # a running maximum begins at zero, whenever amsgrad is switched on
@@ -95,7 +95,7 @@ def convert(
             if _is_at_zero(state):  # whatever is missing begins with the first step
                 required = [name for name in required if name in present]
             _check(state, param, required, f"state {key!r}", names.optimizer, names.states)
-            ours = {array for role in names.roles for array in kept_in(role, state)}
+            ours = {array for role in names.roles for array in names_in(role, state)}
             foreign |= {name for name in state if name not in (*ours, "step")}
             states[key] = {name: value for name, value in state.items() if name not in foreign}
             params[key], groups_of[key] = param, group
@@ -132,12 +132,9 @@ def convert(
 
 def _is_at_zero(state: Mapping[str, Any]) -> bool:
     step = state.get("step")
-    return isinstance(step, (int, float, Tensor)) and getattr(step, "numel", lambda: 1)() == 1 and float(step) == 0
-
-
-def kept_in(role: str, state: Mapping[str, Any]) -> list[str]:
-    """The arrays that a role is kept in, if it is kept at all."""
-    return [role + suffix for suffix in arrays_by_suffix() if role + suffix in state]
+    if isinstance(step, Tensor):
+        return step.numel() == 1 and float(step) == 0
+    return isinstance(step, (int, float)) and step == 0
 
 
 def _sharded(name: str, value: Any, param: Tensor) -> Any:
@@ -197,13 +194,13 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
 def _check(
     state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str, states: States
 ) -> None:
-    missing = [name for name in required if not kept_in(name, state)] + ["step"] * ("step" not in state)
+    missing = [name for name in required if not names_in(name, state)] + ["step"] * ("step" not in state)
     if missing:
         raise ValueError(
             f"{which} has no {', '.join(map(repr, missing))}, which {whose} keeps; it has {', '.join(sorted(state))}: "
             "is it another optimizer's? It must be loaded with one that keeps the same"
         )
-    arrays = {array for role in (*required, *KNOWN, "param") for array in kept_in(role, state)}
+    arrays = {array for role in (*required, *KNOWN, "param") for array in names_in(role, state)}
     unknown = [name for name in state if name not in (*arrays, "step")]
     if unknown:
         raise ValueError(
@@ -211,11 +208,11 @@ def _check(
             "must be loaded with one that keeps the same"
         )
     for role in (*required, "param"):
-        for name in kept_in(role, state):
+        for name in names_in(role, state):
             _check_array(f"{which}: {name!r}", role, name, state, param)
-    torn = [role for role in required if kept_in(role, state) and kept_as(role, state, states) is None]
+    torn = [role for role in required if names_in(role, state) and kept_as(role, state, states) is None]
     if torn:
-        names = ", ".join(map(repr, kept_in(torn[0], state)))
+        names = ", ".join(map(repr, names_in(torn[0], state)))
         raise ValueError(
             f"{which} has {names}, which is only a part of what {torn[0]!r} is kept in; is the file incomplete?"
         )

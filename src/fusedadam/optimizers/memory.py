@@ -89,7 +89,7 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
         for param in group["params"]:
             if is_lazy(param):
                 continue
-            chosen = storage.choose(type(optimizer), group, param, optimizer.specialized(group, param).roles)
+            chosen = optimizer.storage_of(group, param)
             count = local(param).numel() if chosen.formats else 0
             elements += count
             size += count * sum(FORMATS[fmt].bytes() for fmt in chosen.formats.values())

@@ -99,9 +99,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
         return optimizer.specialized(dict(group), param).states
 
     def stored(group: Mapping[str, Any], param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        roles = optimizer.specialized(dict(group), param).roles
-        formats = storage.choose(type(optimizer), dict(group), param, roles).formats
-        return loaded_as(param, state, formats, optimizer.states)
+        return loaded_as(param, state, optimizer.storage_of(dict(group), param).formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
     names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies, optimizer.states)

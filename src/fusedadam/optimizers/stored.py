@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedadam import checks
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.storage import States, may_hold
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, arrays_by_suffix, block_shape
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape, names_in
 from fusedadam.tensors.formats.plain import F32
 from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
-from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local, with_shape
+from fusedadam.tensors.shards import local, sharded_blocks, with_local, with_shape
 
 LOW = "param_low"
 
@@ -22,7 +23,7 @@ LOW = "param_low"
 def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | None:
     """The format that a state is kept in, or None if it is not there."""
     for fmt in FORMATS.values():
-        arrays = zip(fmt.array_names(role), fmt.arrays, strict=True)
+        arrays = fmt.arrays_of(role).items()
         is_named = any(array.suffix for array in fmt.arrays)  # by more than the role
         if (
             is_named
@@ -74,12 +75,8 @@ def arrays_of(
     check_whole(role, before, value)
     if value is not None:
         _check_shape(role, value, param)
-    for name in before if value is not None else ():
-        if name.startswith(role) and isinstance(before[name], Tensor) and not is_sharded_like(before[name], param):
-            raise RuntimeError(
-                f"state {name!r} is not sharded as its param is; set it with load_state_dict, or with "
-                "torch.distributed.checkpoint"
-            )
+    for name in names_in(role, before) if value is not None else ():
+        checks.sharded_as_param(f"state {name!r}", before[name], param)
     if fmt is None:
         made = declared.new(param, group)
         if value is not None:
@@ -92,7 +89,7 @@ def arrays_of(
 
 def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
     """Refuses a state of which only a part is there, or that is of no known dtype."""
-    found = [role + suffix for suffix in arrays_by_suffix() if role + suffix in state]
+    found = names_in(role, state)
     if value is None and found:
         raise RuntimeError(
             f"state {role!r} cannot be read: it has {', '.join(map(repr, found))}, of which a part is missing or of "

@@ -75,9 +75,9 @@ def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
 def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Loads float32 weights into a model, and the bits that do not fit into its own weights into the states."""
     names = names_of(optimizer, model)
-    targets = {memory_of(param): param for param in names if param in {*optimizer._params()}}
-    entries = {name: targets.get(memory_of(e)) for name, e in model.state_dict().items() if isinstance(e, Tensor)}
     group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
+    targets = {memory_of(param): param for param in names if param in group_of}
+    entries = {name: targets.get(memory_of(e)) for name, e in model.state_dict().items() if isinstance(e, Tensor)}
     split: dict[Tensor, tuple[Tensor, Tensor]] = {}
     sharded: dict[str, Tensor] = {}  # what the model's own method would refuse as whole tensors
     for name, value in state_dict.items():  # everything is made before anything is written
@@ -86,12 +86,11 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             continue  # the model's own method has its say about these
         if is_dtensor(param):
             sharded[name] = value = distributed_like(value.detach(), param)
-        group = group_of[param]
-        formats = storage.choose(type(optimizer), group, param, optimizer.specialized(group, param).roles).formats
+        formats = optimizer.storage_of(group_of[param], param).formats
         fmt = FORMATS[formats["param"]] if "param" in formats else None
         if fmt is not None and len(fmt.arrays) == 2:
             here = local(param.detach())
-            value = local(distributed_like(value.detach(), param)).to(here.device, torch.float32)
+            value = local(value.detach()).to(here.device, torch.float32)
             high, low = (torch.empty_like(here, dtype=array.dtype) for array in fmt.arrays)
             store(fmt, [high, low], value)
             split[param] = high, with_local(param, low)
@@ -118,7 +117,7 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
 def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
     """Makes the states that a parameter lacks, so that a state dict is complete before the first step."""
     state, roles = optimizer.state[param], optimizer.specialized(group, param).roles
-    formats = storage.choose(type(optimizer), group, param, roles).formats
+    formats = optimizer.storage_of(group, param).formats
     state.setdefault("step", torch.zeros((), device="cpu"))
     for role in roles:
         if role in optimizer.states and stored.kept_as(role, state, optimizer.states) is None:

@@ -43,10 +43,9 @@ class LoadStore(codecs.StageFormats):
         fmt = self.formats[name]
         if fmt.is_native("numba"):
             return f"_load_{fmt.name}(_at_{name}, {index})"
-        arrays = zip(fmt.arrays, fmt.array_names(name), strict=True)
         words = (
             f"_load_{array.word}(_at_{n}, {index})" if array.by == "element" else f"_word_at(_wide_{n}, _j)"
-            for array, n in arrays
+            for n, array in fmt.arrays_of(name).items()
         )
         return f"_decode_{fmt.name}({', '.join(words)})"
 
@@ -62,7 +61,7 @@ class LoadStore(codecs.StageFormats):
                 f"_put_word(_measured_{name}, _j, _measure_{fmt.name}({value}{noise}))",
                 f"_put_float(_float_{name}, _j, {value if self.compute == 'f32' else f'narrow({value})'})",
             ]
-        arrays = dict(zip(fmt.array_names(name), fmt.arrays, strict=True))
+        arrays = fmt.arrays_of(name)
         return [
             f"{', '.join(f'_word_{n}' for n in arrays)} = _encode_{fmt.name}({value}{noise})",
             *(f"_store_{array.word}(_at_{n}, {index}, _word_{n})" for n, array in arrays.items()),
@@ -70,11 +69,10 @@ class LoadStore(codecs.StageFormats):
 
     def widened(self, name: str) -> list[str]:
         """Before the elements of some blocks are visited: the word of each block, once for each element."""
-        (fmt, *_, by_block) = (self.formats[name], *self.formats[name].array_names(name))
-        word = fmt.arrays[-1].word
+        *_, (by_block, array) = self.formats[name].arrays_of(name).items()
         return [
             "for _b in range(_blocks):",
-            f"    _word = _load_{word}(_at_{by_block}, _first_block + _b)",
+            f"    _word = _load_{array.word}(_at_{by_block}, _first_block + _b)",
             "    for _j in range(_b * _per_block, (_b + 1) * _per_block):",
             f"        _put_word(_wide_{by_block}, _j, _word)",
         ]

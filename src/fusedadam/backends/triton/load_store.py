@@ -32,9 +32,8 @@ class LoadStore(codecs.StageFormats):
 
     def places(self, name: str) -> dict[str, str]:
         """The pointers ``_to_ARRAY`` of a role to the elements, or blocks, that are visited."""
-        fmt = self.formats[name]
         index = {"element": "_i", "block": "_b"}
-        return {n: f"_to_{n} + {index[array.by]}" for n, array in zip(fmt.array_names(name), fmt.arrays, strict=True)}
+        return {n: f"_to_{n} + {index[array.by]}" for n, array in self.formats[name].arrays_of(name).items()}
 
     def load(self, name: str, pointers: Mapping[str, str], mask: str) -> str:
         """``pointers``: to the elements of each array of a role."""

@@ -36,7 +36,7 @@ what ``holds`` and ``is_for`` say decides for which states it may be chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 
@@ -47,7 +47,7 @@ from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
 from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
 
 __all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "block_shape"]
-__all__ += ["compute_dtype", "names", "nearest", "register"]
+__all__ += ["compute_dtype", "names", "names_in", "nearest", "register"]
 
 FORMATS: dict[str, Format] = {}
 
@@ -70,6 +70,11 @@ def arrays_by_suffix() -> dict[str, list[Array]]:
     for array in dict.fromkeys(array for fmt in FORMATS.values() for array in fmt.arrays):
         found.setdefault(array.suffix, []).append(array)
     return found
+
+
+def names_in(role: str, state: Container[str]) -> list[str]:
+    """The names of arrays that a state has of a role, in any format."""
+    return [role + suffix for suffix in arrays_by_suffix() if role + suffix in state]
 
 
 def compute_dtype(param: torch.dtype) -> torch.dtype:

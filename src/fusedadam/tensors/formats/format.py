@@ -88,9 +88,12 @@ class Format:
         """Whether values are converted without the codec on "numba", "triton", "interpreter" or "eager"."""
         return self.decode is None or backend in self.native_on
 
+    def arrays_of(self, role: str) -> dict[str, Array]:
+        """The tensors of a role by name. The names are also the table's fields of addresses."""
+        return {role + array.suffix: array for array in self.arrays}
+
     def array_names(self, role: str) -> tuple[str, ...]:
-        """The tensors of a role, which are also the table's fields of addresses."""
-        return tuple(role + array.suffix for array in self.arrays)
+        return tuple(self.arrays_of(role))
 
     def bytes(self) -> float:
         """Of one value."""
