@@ -41,6 +41,8 @@ def run_on_threads(function: int, argument: int, threads: int) -> None:
     team = torchs_team() if threads > 1 and not _forked else None
     if team is not None:
         team(function, argument, threads, 0)
+    elif threads == 1:
+        _function(function)(argument)
     else:
         run_in_pool(functools.partial(_function(function), argument), threads)
 
