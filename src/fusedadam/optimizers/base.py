@@ -184,8 +184,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def profile_hook_step(func: Callable[P, R]) -> Callable[P, R]:
-        """Called by torch, once for each class, to add hooks and a profiler's record to ``step``. They take as long as a
-        small step does, so a step without hooks, outside a profiler, does without."""
+        """Called by torch, once for each class, to add hooks and a profiler's record to ``step``. They take as long as
+        a small step does, so a step without hooks, outside a profiler, does without."""
         watched = torch.optim.Optimizer.profile_hook_step(func)
 
         @functools.wraps(func)

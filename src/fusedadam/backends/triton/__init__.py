@@ -3,6 +3,7 @@
 kernel.py   the source of a stage's kernel
 load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
+direct.py   launches by CUDA's driver
 ops.py      the ops, for Triton
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import compat, generated
-from fusedadam.backends.triton import kernel, ops, sums
+from fusedadam.backends.triton import direct, kernel, ops, sums
 from fusedadam.engine.backend import Action, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -231,7 +232,9 @@ def _ready(
     if ops.INTERPRETED:
         return lambda *now: function[grid](*(now or arguments))
     with _current(device):
-        ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
+        compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)
+        ready = compiled[grid]
+        launch_directly = direct.launcher(device, compiled, grid, arguments)
 
     # addresses instead of tensors: the launcher would look up each tensor's address and have the driver check it
     def plain(given: tuple[Any, ...]) -> list[Any]:
@@ -240,7 +243,10 @@ def _ready(
     kept = plain(arguments)
 
     def launch(*now: Any, _alive: object = arguments) -> None:
-        ready(*(plain(now) if now else kept))
+        if launch_directly is not None and not direct.has_hooks():
+            launch_directly(*now)
+        else:
+            ready(*(plain(now) if now else kept))
 
     return launch
 
@@ -267,6 +273,8 @@ def _compile(title: str, text: str) -> Any:
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensors' own."""
     if device.type == "cpu":
+        return nullcontext()
+    if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:
         return nullcontext()
     module = getattr(torch, device.type)
     if device.index == module.current_device():
