@@ -3,6 +3,8 @@
 kernel.py   the source of a stage's kernel
 load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
+scalars.py  the source of the kernel for scalars on the device
+step_counts.py  the kernel that counts a step on the device
 ops.py      the ops, for Triton
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
@@ -21,15 +23,15 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import compat, generated
-from fusedadam.backends.triton import kernel, ops, sums
-from fusedadam.engine.backend import Action, SharedTerm, addresses
+from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
+from fusedadam.engine.backend import Action, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
 from fusedadam.tensors.formats import BLOCK, FORMATS
-from fusedadam.tensors.transfer import sent
+from fusedadam.tensors.transfer import keep_for_graph, sent
 
 if ops.INTERPRETED:
     compat.mend_interpreter()
@@ -58,7 +60,7 @@ WIDE, NARROW, SPLIT = Tile(2048, 1024, 4), Tile(4096, 256, 2), Tile(1024, 512, 4
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
-TENSORS = 128  # of a tensor stage, handled at a time
+TENSORS = 128  # of a tensor stage, or of scalars, handled at a time
 
 Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
@@ -209,11 +211,44 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ac
     terms, results, begins = (sent(array, device) for array in addresses(summation, term_lists))
     lanes = _lanes(max(map(len, term_lists)))
     arguments = (terms, results, begins, lanes, _log(lanes), summation.largest)
-    ready = _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4)
+    return _on(device, _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4))
 
+
+def evaluate_scalars(launch: ScalarLaunch) -> Action:
+    table = launch.table
+    text = scalars.source(table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields)
+    count = launch.members.shape[1]
+    arguments = (
+        table.on_device, table.on_device.view(torch.float64), len(table), launch.counts, launch.members, count,
+        launch.options, launch.options.view(torch.float64), TENSORS,
+    )  # fmt: skip
+    function = _compile(f"{table.specialized.rule.name}_scalars", text)
+    return _on(table.device, _ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4))
+
+
+def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
+    no_inf = keep_for_graph(torch.zeros(1, device=table.device))
+    arguments = (counts, places, len(places), no_inf, TENSORS)
+    ready = _ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
+    plain = _on(table.device, ready)
+
+    def count() -> None:
+        if table.found_inf is None:
+            plain()
+        else:
+            with _current(table.device):
+                ready(counts, places, len(places), table.found_inf, TENSORS)
+
+    return count
+
+
+SCALARS = ScalarKernels(evaluate_scalars, count_steps)
+
+
+def _on(device: torch.device, launch: Action) -> Action:
     def run() -> None:
         with _current(device):
-            ready()
+            launch()
 
     return run
 
