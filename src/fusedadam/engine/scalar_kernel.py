@@ -15,8 +15,10 @@ kernel, in replays of a CUDA graph as well.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,10 +52,9 @@ class Live(NamedTuple):
     address: int
     dtype: torch.dtype
 
-    @property
     def is_as_before(self) -> bool:
-        tensor = self.tensor
-        return tensor.data_ptr() == self.address and tensor.dtype == self.dtype and not tensor.is_neg()
+        tensor, address, dtype = self
+        return tensor.data_ptr() == address and tensor.dtype == dtype and not tensor.is_neg()
 
 
 class Converted(NamedTuple):
@@ -82,11 +83,11 @@ class ScalarKernel:
     ) -> None:
         self._evaluate, self._rule, self._table, self._flat = kernels.evaluate, rule, table, flat
         self._places: Int64s = np.arange(len(flat))[places]
-        self._groups = groups
+        self._groups, self._distinct_groups = groups, list(dict.fromkeys(groups.tolist()))
         self.count = kernels.count_steps(table, flat, sent(self._places, table.home))
         self._seen: list[HyperParameters] | None = None  # the options that the parts have
-        self._live: list[Live] = []
-        self._converted: list[Converted] = []
+        self._live: dict[int, Live] = {}  # by the tensor's id
+        self._converted: dict[int, Converted] = {}
         self._parts: dict[Strings, Part] = {}
         self._runs: list[Action] = []
 
@@ -94,7 +95,7 @@ class ScalarKernel:
         """Writes the scalars of the next step into the table; False if there is no program that computes them."""
         if not self._is_current(options) and not self._take(options):
             return False
-        for converted in self._converted:
+        for converted in self._converted.values():
             converted.update()
         for run in self._runs:
             run()
@@ -106,21 +107,20 @@ class ScalarKernel:
             seen is not None
             and len(options) == len(seen)
             and all(map(operator.is_, options, seen))
-            and all(live.is_as_before for live in self._live)
+            and all(live.is_as_before() for live in self._live.values())
         )
 
-    @outside_inference_mode()  # what is kept here is written again in later steps
     def _take(self, options: Sequence[HyperParameters]) -> bool:
         """Sends the options to the device, and compiles a kernel if they need another."""
         self._seen = None  # until everything has been sent: an interrupt may come at any time
         names = self._rule.hyper_parameters
-        by_group = {group: dict(zip(names, options[group], strict=True)) for group in self._groups_here()}
+        by_group = {group: dict(zip(names, options[group], strict=True)) for group in self._distinct_groups}
         by_strings: dict[Strings, list[int]] = {}
         for group, own in by_group.items():
             strings = tuple((name, value) for name, value in own.items() if isinstance(value, str))
             by_strings.setdefault(strings, []).append(group)
         programs = {strings: self._rule.scalar_program(strings) for strings in by_strings}
-        self._live, self._converted, parts = [], [], {}
+        self._live, self._converted, parts = {}, {}, {}
         for strings, groups in by_strings.items():
             program = programs[strings]
             if program is None:
@@ -130,9 +130,6 @@ class ScalarKernel:
         self._runs = [part.run for part in parts.values()]
         self._seen = list(options)
         return True
-
-    def _groups_here(self) -> Iterator[int]:
-        return iter(dict.fromkeys(self._groups.tolist()))
 
     def _part(
         self, strings: Strings, program: ScalarProgram, groups: tuple[int, ...], options: Sequence[Mapping[str, Any]]
@@ -146,43 +143,56 @@ class ScalarKernel:
         columns = np.flatnonzero(np.isin(self._groups, groups))
         width = _width(program)
         offsets = [width * groups.index(group) for group in self._groups[columns].tolist()]
-        members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
-        launch = ScalarLaunch(self._table, program, kinds, self._flat, members, sent(words, self._table.home))
-        return Part(groups, launch, self._evaluate(launch))
+        with outside_inference_mode():  # the words are written again in later steps
+            members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
+            there = sent(words.copy(), self._table.home)
+            launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
+            return Part(groups, launch, self._evaluate(launch))
 
     def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
         """``options`` as the kernel reads them, and the kinds of each argument."""
-        rows = np.zeros((len(options), _width(program)), dtype=np.int64)
-        numbers, arguments = rows.view(np.float64), len(program.arguments)
-        tables: dict[float, int] = {}  # by base, in their order
-        for row, own in enumerate(options):
-            for k, name in enumerate(program.arguments):
-                value = own[name]
+        arguments, width = program.arguments, _width(program)
+        tables: dict[float, int] = {}  # the offset of the table of each base, in their order
+        rows, kinds_of = [], []
+        for own in options:
+            values = [own[name] for name in arguments]
+            kinds = [NUMBER] * len(values)
+            for k, value in enumerate(values):
                 if isinstance(value, Tensor):
-                    rows[row, k], rows[row, arguments + k] = self._address_of(value)
-                else:
-                    numbers[row, k] = value
-            for k, power in enumerate(program.powers):
-                table = tables.setdefault(power.base(own), len(tables))
-                rows[row, 2 * arguments + k] = rows.size + table * TABLE_SIZE
-        kinds = tuple(tuple(np.unique(column).tolist()) for column in rows[:, arguments : 2 * arguments].T)
-        words = [rows.reshape(-1), *(recent_powers(base).table.view(np.int64) for base in tables)]
-        return np.concatenate(words), kinds
+                    values[k], kinds[k] = self._address_of(value)
+            offsets = (
+                tables.setdefault(power.base(own), width * len(options) + TABLE_SIZE * len(tables))
+                for power in program.powers
+            )
+            rows.append(struct.pack(_format(tuple(kinds), len(program.powers)), *values, *kinds, *offsets))
+            kinds_of.append(kinds)
+        words = b"".join([*rows, *(recent_powers(base).table.tobytes() for base in tables)])
+        return np.frombuffer(words, dtype=np.int64), tuple(
+            tuple(sorted({*kinds})) for kinds in zip(*kinds_of, strict=True)
+        )
 
     def _address_of(self, value: Tensor) -> tuple[int, int]:
         """Where the kernel finds the number of a tensor, and of which kind it is."""
         kind = KIND_OF_DTYPE.get(value.dtype)
         if kind is not None and value.device == self._table.home and is_plain(value) and type(value) in READABLE:
-            self._live.append(Live(value, value.data_ptr(), value.dtype))
+            self._live[id(value)] = Live(value, value.data_ptr(), value.dtype)
             return value.data_ptr(), kind
-        number = keep_for_graph(torch.zeros((), dtype=torch.float64, device=self._table.home))
-        self._converted.append(Converted(value, number))
-        return number.data_ptr(), AT_F64
+        if id(value) not in self._converted:
+            with outside_inference_mode():  # it is written again in later steps
+                number = keep_for_graph(torch.zeros((), dtype=torch.float64, device=self._table.home))
+            self._converted[id(value)] = Converted(value, number)
+        return self._converted[id(value)].number.data_ptr(), AT_F64
 
 
 def _width(program: ScalarProgram) -> int:
     """The words of a group."""
     return 2 * len(program.arguments) + len(program.powers)
+
+
+@functools.cache
+def _format(kinds: tuple[int, ...], powers: int) -> str:
+    """The words of a group, for ``struct``."""
+    return "".join("d" if kind == NUMBER else "q" for kind in kinds) + "q" * (len(kinds) + powers)
 
 
 def _send(words: Int64s, there: Tensor) -> None:
