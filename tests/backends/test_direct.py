@@ -46,10 +46,12 @@ def test_arguments_and_memory_that_triton_adds(monkeypatch, scratch):
     kernel = compiled(["*i64", "i32", "i64", "constexpr"])
     launch, driver = launcher(monkeypatch, kernel, [8, 4, 8, *[8] * scratch])
     launch()
-    launch(50, 60, 70, 64)
+    launch({0: 50, 2: 70})
+    launch()
     assert driver.launched == [
         ([5, 6, 7, *[0] * scratch], (3, 1, 1), 128, 0, 0),
-        ([50, 60, 70, *[0] * scratch], (3, 1, 1), 128, 0, 0),
+        ([50, 6, 70, *[0] * scratch], (3, 1, 1), 128, 0, 0),
+        ([5, 6, 7, *[0] * scratch], (3, 1, 1), 128, 0, 0),
     ]
 
 

@@ -1,4 +1,5 @@
-"""What the compilers see: the kernels of AdamW, AdamP and AdamW in 8 bits, for each backend, as they are generated.
+"""What the compilers see: the kernels of AdamW, AdamP and AdamW in 8 bits, for each backend, as they are generated, and
+the kernel for AdamW's scalars on a device.
 
 A change of the generator shows as a diff of these files:
 
@@ -13,6 +14,8 @@ import torch
 
 import fusedadam
 from fusedadam import generated
+from fusedadam.engine.launch_table import STEP
+from fusedadam.engine.scalar_kernel import AT_F32, NUMBER
 
 FOLDER = Path(__file__).with_name("golden")
 OPTIMIZERS = {
@@ -58,7 +61,22 @@ def test_kernels_are_as_they_were(name, backend, monkeypatch):
     found = "\n\n".join(
         f"# kernel {k}\n{text.rstrip()}\n" for k, text in enumerate(kernels(OPTIMIZERS[name], backend, monkeypatch), 1)
     )
-    golden = FOLDER / f"{name}_{backend}.txt"
+    assert_as_it_was(found, FOLDER / f"{name}_{backend}.txt")
+
+
+def assert_as_it_was(found, golden):
     if os.environ.get("REWRITE_GOLDEN"):
         golden.write_text(found, encoding="utf-8")
     assert found == golden.read_text("utf-8")
+
+
+def test_the_kernel_for_scalars_is_as_it_was():
+    """In some groups lr is a number, in others a tensor."""
+    from fusedadam.backends.triton import scalars
+
+    rule = fusedadam.AdamW.rule
+    names = rule.specialize({"amsgrad": False, "maximize": False, "decoupled": True, "clipped": False}).scalars
+    program = rule.scalar_program(())
+    kinds = tuple((NUMBER, AT_F32) if name == "lr" else (NUMBER,) for name in program.arguments)
+    fields = {name: k for k, name in enumerate((*names, STEP))}
+    assert_as_it_was(scalars.source("adam", program, kinds, names, fields), FOLDER / "adamw_scalars_triton.txt")

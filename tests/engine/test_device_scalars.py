@@ -12,6 +12,7 @@ from fusedadam import backends
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
+from fusedadam.engine.scalar_operations import ScalarOperations
 from tests.rules.test_counts import NUMBERS
 from tests.support import ADAM, ADAMP, BERT, CASES, EMA, F32, F64, SUMMING, draw
 
@@ -20,11 +21,26 @@ STEPS = [1.0, 2.0, 11.0, 4096.0, 4097.0, 1e6, 2.0**24]
 SHAPES = [(5, 4), (3, 2, 2), (6, 1)]
 
 
+@pytest.fixture(autouse=True, params=["operations", "kernel"])
+def computed_by(request, monkeypatch):
+    """Scalars by torch operations, and by a kernel of Triton, which here is interpreted."""
+    if request.param == "kernel" and torch.cuda.is_available():
+        pytest.skip("with a GPU, Triton does not run on the CPU")
+    monkeypatch.setitem(globals(), "BACKEND", {"operations": "eager", "kernel": "triton"}[request.param])
+    if request.param == "kernel":  # all of the optimizers here have one
+        monkeypatch.delattr(ScalarOperations, "update")
+        monkeypatch.delattr(ScalarOperations, "count")
+    return request.param
+
+
+BACKEND = "eager"
+
+
 def table_of(case, shapes=SHAPES):
     """A table for the CPU: of matrices alone, so that one serves them all."""
     roles = draw(case, shapes, [F32])
     specialized = case.rule.specialize(case.flags, roles[0]["param"])
-    members = [Member(specialized, backends.choose(torch.device("cpu"), "eager"), own) for own in roles]
+    members = [Member(specialized, backends.choose(torch.device("cpu"), BACKEND), own) for own in roles]
     return LaunchTable(range(len(roles)), members), roles  # whose memory the table points to
 
 

@@ -7,8 +7,9 @@ eager    everything else, and where numba or triton is not installed (with a war
 codecs   storage formats as source text, for numba and triton
 
 Each backend has ``prepare(table)``, which compiles the kernels of a table and returns the functions that run its
-stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py). numba
-and triton have the same files: kernel, load_store, sums, ops. To add a backend, write these, and add its name to
+stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py); triton
+also has ``SCALARS``, kernels for scalars on the device. numba and triton have the same files: kernel, load_store, sums,
+ops. To add a backend, write these, and add its name to
 ``NAMES``, to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that
 its compiler converts.
 """
@@ -82,7 +83,7 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
 @functools.cache
 def _load(name: str) -> Backend:
     module = importlib.import_module(f"fusedadam.backends.{name}")
-    return Backend(module.prepare, module.sum_across, module.NEEDS_TENSORS)
+    return Backend(module.prepare, module.sum_across, module.NEEDS_TENSORS, getattr(module, "SCALARS", None))
 
 
 @functools.cache

@@ -10,6 +10,8 @@ plan.py                         what stays the same from step to step
 step_counts.py                  how often each parameter was updated, on the host or on the device
 host_scalars.py                 the scalars of a step, computed on the host
 device_scalars.py               the scalars of a step that only the device knows
+scalar_kernel.py                computes them there, by a kernel of the backend
+scalar_operations.py            computes them there, by torch operations
 member.py                       a parameter that takes part in a launch, and the tensors of its roles
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table

@@ -7,12 +7,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules import sums
 from fusedadam.rules.positions import Position
+from fusedadam.rules.scalar_program import ScalarProgram
 from fusedadam.rules.stages import Sum
 
 Action: TypeAlias = Callable[[], None]
@@ -30,16 +32,42 @@ class SharedTerm(NamedTuple):
 SumAcross: TypeAlias = Callable[[Sum, Sequence[Sequence[SharedTerm]]], Action]
 
 
+Kinds: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class ScalarLaunch(NamedTuple):
+    """Scalars that the device computes for some members of a table; see ``scalar_kernel.py`` for the tensors."""
+
+    table: LaunchTable
+    program: ScalarProgram
+    kinds: Kinds  # of each of the program's arguments: what it is in one group or another
+    counts: Tensor | None  # None: the host counts, and hands the number of the step to every launch
+    members: Tensor
+    options: Tensor
+
+
+class ScalarKernels(NamedTuple):
+    """``evaluate`` returns a function that writes the scalars of the next step into the table; its argument is the
+    number of the step, where the host counts. ``count_steps``
+    returns a function that counts the step, unless the table's ``found_inf`` is set: its arguments are the table, the
+    step counts and the positions of the members' counts."""
+
+    evaluate: Callable[[ScalarLaunch], Callable[[int], None]]
+    count_steps: Callable[[LaunchTable, Tensor, Tensor], Action]
+
+
 class Backend(NamedTuple):
     """What runs a rule over a table.
 
     ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
+    ``scalars``: kernels for scalars on the device; without them, torch operations compute them.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
+    scalars: ScalarKernels | None = None
 
 
 def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

@@ -48,7 +48,8 @@ class LaunchTable(Geometry):
         self.shardings = [member.sharding for member in members]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
         self.device = members[0].roles["param"].device
-        self.home = torch.device("cpu") if members[0].backend.needs_tensors else self.device
+        self.backend = members[0].backend
+        self.home = torch.device("cpu") if self.backend.needs_tensors else self.device
         self._check_rows_can_be_split()
         self._compute = compute_dtype(members[0].roles["param"].dtype)
         self.compute = FORMAT_OF_DTYPE[self._compute]

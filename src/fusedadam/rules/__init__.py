@@ -13,4 +13,5 @@ stages.py     a rule that sums, divided where it waits for a sum
 sums.py       the order in which terms are added: the same on every backend
 counts.py     beta ** step, with the same bits on the host and on a device
 tracing.py    are a rule's scalars the same on the host and on a device?
+scalar_program.py  a rule's scalars as a list of operations, for a kernel on the device
 """

@@ -63,6 +63,7 @@ class Powers:
             self._upper = upper, product
         return self.factor(0, number & SIZES[0] - 1) * self.factor(1, number >> SHIFTS[1] & SIZES[1] - 1) * product
 
+    @functools.cached_property
     def table(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """All factors, digit by digit."""
         return np.array([self.factor(digit, d) for digit, size in enumerate(SIZES) for d in range(size)])
@@ -101,7 +102,7 @@ class PowerTables:
     def of(self, base: float, device: torch.device) -> Pair:
         if base not in self._used:
             known = self._kept.get(base)
-            self._used[base] = _pair(sent(recent_powers(base).table(), device)) if known is None else known
+            self._used[base] = _pair(sent(recent_powers(base).table, device)) if known is None else known
         return self._used[base]
 
     def end_step(self) -> None:

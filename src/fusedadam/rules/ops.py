@@ -60,7 +60,7 @@ def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
 
     def special(values: tuple[Any, ...]) -> Any:
         if any(type(value) is Traced for value in values):
-            return Traced.chosen(*values) if op.__name__ == "where" else Traced.of(values)
+            return Traced.chosen(*values) if op.__name__ == "where" else Traced.of(op.__name__, values)
         return op(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
 
     return call

@@ -52,6 +52,7 @@ from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
 from fusedadam.rules.positions import Position
+from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
 from fusedadam.rules.stages import Staged, split_into_stages
 
 __all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
@@ -105,6 +106,7 @@ class Rule:
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
+        self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
@@ -143,6 +145,14 @@ class Rule:
         names = self.hyper_parameters
         scalars = [self.scalars(step=step, **dict(zip(names, options, strict=True))) for options, step in order]
         return scalars, [order[key] for key in keys]
+
+    def scalar_program(self, strings: tuple[tuple[str, str], ...]) -> ScalarProgram | None:
+        """The scalars as a list of operations, for these values of the options that are strings; None if they cannot be
+        listed."""
+        if strings not in self._scalar_programs:
+            wanted = [name for name in self.scalar_names if name not in PARAM_SCALARS]
+            self._scalar_programs[strings] = scalar_program(self._scalars, self.hyper_parameters, wanted, dict(strings))
+        return self._scalar_programs[strings]
 
     def specialize(
         self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()

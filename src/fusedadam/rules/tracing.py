@@ -4,7 +4,8 @@ On the host, scalars are computed with Python's numbers. If only the device know
 learning rate on the device), the same function is given tensors. Tensors do most of what numbers do, but not all:
 ``if step == 1`` would wait for the device or fail there, ``math.sqrt`` needs a number, and ``x / 3`` is rounded
 differently. So the function is called once with ``Traced`` values, which allow only what gives the same bits on both
-sides, and refuse everything else with a message that says what to write instead.
+sides, and refuse everything else with a message that says what to write instead. They also record what they were made
+from, for ``scalar_program.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+ARGUMENT = "argument"
+ARITHMETIC, COMPARISONS, JOINS = ("add", "sub", "mul"), ("lt", "le", "gt", "ge", "eq", "ne"), ("and", "or")
 MAY_BE_ON_DEVICE = ("lr", "weight_decay")  # options that are not read on the host if they are tensors on a device
 
 
@@ -29,83 +32,77 @@ class NotOnBothSides(TypeError):
 
 
 class Traced:
-    """A scalar whose value is not known yet.
+    """A scalar whose value is not known yet: the result of ``op`` on ``operands``, numbers or other traced scalars.
 
     ``by_step``: it is computed from the step, and is a tensor if the step is one. ``is_count``: it is the step itself.
-    ``may_be_tensor``: it may be a tensor even if the step is not.
+    ``may_be_tensor``: it may be a tensor even if the step is not. The op of an argument is ARGUMENT, its operand the
+    argument's name.
     """
 
     __array_ufunc__ = None  # numpy's functions do not take tensors on a device
 
-    def __init__(self, by_step: bool = False, *, is_count: bool = False, may_be_tensor: bool = True) -> None:
+    def __init__(
+        self, op: str, operands: Sequence[Any], by_step: bool = False, *, is_count: bool = False,
+        may_be_tensor: bool = True,
+    ) -> None:  # fmt: skip
+        self.op, self.operands = op, tuple(operands)
         self.by_step, self.is_count, self.may_be_tensor = by_step or is_count, is_count, may_be_tensor
         self.is_condition = False
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> Traced:
+    def argument(cls, name: str) -> Traced:
+        is_count = name == "step"
+        return cls(ARGUMENT, (name,), is_count=is_count, may_be_tensor=is_count or name in MAY_BE_ON_DEVICE)
+
+    @classmethod
+    def of(cls, op: str, values: Sequence[Any]) -> Traced:
         """The result of an op or of arithmetic on these values."""
         traced = [value for value in values if isinstance(value, Traced)]
-        return cls(any(v.by_step for v in traced), may_be_tensor=any(v.may_be_tensor for v in traced))
+        by_step, may_be_tensor = any(v.by_step for v in traced), any(v.may_be_tensor for v in traced)
+        return cls(op, values, by_step, may_be_tensor=may_be_tensor)
 
     @classmethod
     def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
         """where(condition, a, b): a tensor if the condition is one, or if both sides are."""
-        result = cls.of([condition, a, b])
+        result = cls.of("where", [condition, a, b])
         sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
         result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
         return result
 
-    def _with(self, other: Any) -> Traced:
-        for value in (self, other):
+    def _with(self, op: str, *operands: Any) -> Traced:
+        for value in operands:
             if isinstance(value, Traced) and value.is_condition:
                 _refuse("arithmetic on a comparison", "write where(condition, a, b)")
-        return Traced.of([self, other])
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _with
+        return Traced.of(op, operands)
 
     def __neg__(self) -> Traced:
-        return self._with(0)
+        return self._with("neg", self)
 
-    __pos__ = __neg__
+    def __pos__(self) -> Traced:
+        return self._with("pos", self)
 
     def __truediv__(self, other: Any) -> Traced:
         both = isinstance(other, Traced) and self.by_step and other.by_step
         if not (both or _is_power_of_two(other) or self.is_count):
             _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
-        return self._with(other)
+        return self._with("divide", self, other)
 
     def __rtruediv__(self, other: Any) -> Traced:
         if not (_is_power_of_two(other) or self.is_count):
             _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
-        return self._with(other)
+        return self._with("divide", other, self)
 
     def __pow__(self, exponent: Any) -> Traced:
         if not (isinstance(exponent, Traced) and exponent.is_count and not (self.may_be_tensor or self.by_step)):
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
-        return self._with(exponent)
+        return self._with("pow", self, exponent)
 
     def __rpow__(self, base: Any) -> Traced:
         if not self.is_count:
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
-        return self._with(base)
+        return self._with("pow", base, self)
 
-    def _compared(self, other: Any) -> Traced:
-        result = self._with(other)
-        result.is_condition = True
-        return result
-
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __eq__ = __ne__ = _compared  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
-
-    def __and__(self, other: Any) -> Traced:
-        if not (self.is_condition and isinstance(other, Traced) and other.is_condition):
-            _refuse("`&` and `|` on anything but two comparisons", "write where(condition, a, b)")
-        result = Traced.of([self, other])
-        result.is_condition = True
-        return result
-
-    __or__ = __and__
 
     def __bool__(self) -> NoReturn:
         _refuse(
@@ -127,6 +124,36 @@ class Traced:
         )
 
     __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = __abs__ = _unknown
+
+
+def _record(op: str) -> None:
+    """Lets traced scalars do arithmetic, a comparison, or join two comparisons."""
+
+    def arithmetic(self: Traced, other: Any) -> Traced:
+        return self._with(op, self, other)
+
+    def reflected(self: Traced, other: Any) -> Traced:
+        return self._with(op, other, self)
+
+    def compare(self: Traced, other: Any) -> Traced:
+        result = self._with(op, self, other)
+        result.is_condition = True
+        return result
+
+    def join(self: Traced, other: Any) -> Traced:
+        if not (self.is_condition and isinstance(other, Traced) and other.is_condition):
+            _refuse("`&` and `|` on anything but two comparisons", "write where(condition, a, b)")
+        result = Traced.of(op, [self, other])
+        result.is_condition = True
+        return result
+
+    if op in ARITHMETIC:
+        setattr(Traced, f"__r{op}__", reflected)
+    setattr(Traced, f"__{op}__", arithmetic if op in ARITHMETIC else join if op in JOINS else compare)
+
+
+for _op in (*ARITHMETIC, *COMPARISONS, *JOINS):
+    _record(_op)
 
 
 def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> None:
@@ -163,8 +190,7 @@ def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal and name not in given
     }
     for chosen in itertools.product(*choices.values()):
-        traced = {n: Traced(is_count=n == "step", may_be_tensor=n in (*MAY_BE_ON_DEVICE, "step")) for n in names}
-        yield traced | dict(zip(choices, chosen, strict=True))
+        yield {name: Traced.argument(name) for name in names} | dict(zip(choices, chosen, strict=True))
 
 
 def _is_power_of_two(value: Any) -> bool:

@@ -6,7 +6,7 @@ checks what it assumes about a kernel: how many parameters there are, and how la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ SCRATCH = ("global_scratch_size", "profile_scratch_size")
 def launcher(
     device: torch.device, compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any]
 ) -> Callable[..., None] | None:
-    """Launches a compiled kernel with these arguments, or with others of the same types; None if only Triton can."""
+    """Launches a compiled kernel with these arguments; None if only Triton can. It takes arguments that differ this
+    time, by their position."""
     driver, metadata = driver_of(device), compiled.metadata
     if driver is None or device.index is None:
         return None
@@ -43,13 +44,19 @@ def launcher(
     places = [place for place, _ in passed]
     words = [*(raw(arguments[place]) for place in places), *(0 for _ in rest)]
     kernel = Kernel(compiled.function, grid, 32 * metadata.num_warps, metadata.shared, words)
-    index = device.index
+    index, at = device.index, {place: k for k, place in enumerate(places)}
 
-    def launch(*now: Any, _alive: object = (compiled, arguments)) -> None:
-        if now:
-            for k, place in enumerate(places):
-                kernel.words[k] = raw(now[place])
-        driver.launch(kernel, index)
+    def launch(changed: Mapping[int, Any] | None = None, _alive: object = (compiled, arguments)) -> None:
+        if changed is None:
+            driver.launch(kernel, index)
+            return
+        for place, argument in changed.items():
+            kernel.words[at[place]] = raw(argument)
+        try:
+            driver.launch(kernel, index)
+        finally:
+            for place in changed:
+                kernel.words[at[place]] = words[at[place]]
 
     return launch
 

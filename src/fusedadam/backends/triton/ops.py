@@ -67,6 +67,11 @@ def power(x, y):
 
 
 @triton.jit
+def cos(x):
+    return tl.cos(x)
+
+
+@triton.jit
 def _add(a, b):
     return a + b
 

@@ -1,0 +1,120 @@
+"""The Triton kernel for scalars on the device, as source text: from the list of operations of a rule's scalars.
+
+Every lane computes the scalars of one member. See ``fusedadam.engine.scalar_kernel`` for what is in which tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from fusedadam.engine.backend import Kinds
+from fusedadam.engine.launch_table import STEP
+from fusedadam.engine.scalar_kernel import AT_F32, AT_F64, NUMBER
+from fusedadam.generated import indented
+from fusedadam.rules.counts import LAST, SHIFTS, SIZES
+from fusedadam.rules.scalar_program import ARGUMENT_PREFIX, COUNT, Operand, ScalarProgram
+
+SYMBOLS = {
+    "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+    "and": "&", "or": "|",
+}  # fmt: skip
+TYPES = {AT_F32: "tl.float32", AT_F64: "tl.float64"}
+
+
+def source(
+    title: str,
+    program: ScalarProgram,
+    kinds: Kinds,
+    scalars: Sequence[str],
+    fields: Mapping[str, int],
+    is_hosted: bool = False,
+) -> str:
+    """``kinds``: of each argument; ``scalars``: those that the table has; ``fields``: the table's; ``is_hosted``: all
+    members have the same step, which is an argument."""
+    counts = "step_number" if is_hosted else "counts"
+    fixed = ["tensors", *([counts] if is_hosted else []), "count"]
+    lines = [
+        f"# scalars of {title}: {', '.join(scalars)}",
+        "import triton",
+        "import triton.language as tl",
+        "from fusedadam.backends.triton.ops import abs, cos, maximum, minimum, where",
+        "from fusedadam.backends.triton.ops import divide64 as divide, number64 as number, sqrt64 as sqrt",
+        "",
+        "",
+        f"@triton.jit(do_not_specialize={json.dumps(fixed)})",
+        f"def run(table, numbers, tensors, {counts}, members, count, options, option_numbers, BLOCK: tl.constexpr):",
+        *indented(4, _body(program, kinds, scalars, fields, is_hosted)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _body(
+    program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int], is_hosted: bool
+) -> Iterator[str]:
+    yield "_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
+    yield "_live = _k < count"
+    yield "_column = tl.load(members + _k, mask=_live, other=0)"
+    if not is_hosted:
+        yield "_place = tl.load(members + count + _k, mask=_live, other=0)"
+    yield "_words = tl.load(members + 2 * count + _k, mask=_live, other=0)"
+    if is_hosted:
+        yield f"{COUNT} = tl.zeros((BLOCK,), tl.float64) + step_number"
+    else:  # in float32, as they are counted
+        yield f"{COUNT} = (tl.load(counts + _place, mask=_live, other=0) + 1.0).to(tl.float64)"
+    for k, name in enumerate(program.arguments):
+        yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), kinds[k])
+    yield from _powers(program)
+    for name, op, operands in program.operations:
+        yield f"{name} = {_expression(op, [_text(operand) for operand in operands])}"
+    for name in scalars:
+        yield f"tl.store(numbers + {fields[name]} * tensors + _column, {_text(program.results[name])}, mask=_live)"
+    if STEP in fields:
+        yield f"tl.store(table + {fields[STEP]} * tensors + _column, {COUNT}.to(tl.int64), mask=_live)"
+
+
+def _argument(name: str, k: int, arguments: int, kinds: Sequence[int]) -> Iterator[str]:
+    """A hyper-parameter of each member: a number, or read from a tensor; of several kinds if groups differ."""
+    if NUMBER in kinds:
+        yield f"{name} = tl.load(option_numbers + _words + {k}, mask=_live, other=0)"
+    if len(kinds) > 1:
+        yield f"_kind = tl.load(options + _words + {arguments + k}, mask=_live, other=0)"
+    for kind in (kind for kind in kinds if kind != NUMBER):
+        mask = "_live" if len(kinds) == 1 else f"_live & (_kind == {kind})"
+        pointer = f"tl.load(options + _words + {k}, mask=_live, other=0).to(tl.pointer_type({TYPES[kind]}))"
+        loaded = f"tl.load({pointer}, mask={mask}, other=0).to(tl.float64)"
+        yield f"{name} = {loaded}" if kind == kinds[0] else f"{name} = tl.where(_kind == {kind}, {loaded}, {name})"
+
+
+def _powers(program: ScalarProgram) -> Iterator[str]:
+    """The same products as in ``counts.py``, of one factor for each digit of the count."""
+    if not program.powers:
+        return
+    yield f"_whole = tl.minimum({COUNT}, number({float(LAST)})).to(tl.int64)"
+    begin = 0
+    for digit, (shift, size) in enumerate(zip(SHIFTS, SIZES, strict=True)):
+        yield f"_digit{digit} = {begin} + (_whole >> {shift} & {size - 1})"
+        begin += size
+    for k, power in enumerate(program.powers):
+        table = f"options + _words + {2 * len(program.arguments) + k}"
+        yield f"_factors = option_numbers + tl.load({table}, mask=_live, other=0)"
+        a, b, c, d = (f"tl.load(_factors + _digit{digit}, mask=_live, other=0)" for digit in range(len(SHIFTS)))
+        yield f"{power.name} = ({a} * {b}) * ({c} * {d})"
+
+
+def _expression(op: str, operands: Sequence[str]) -> str:
+    if op in SYMBOLS:
+        return f" {SYMBOLS[op]} ".join(operands)
+    if op == "pos":
+        return operands[0]
+    if op == "neg":  # Triton's own is 0 - x, which has another sign if x is 0
+        return f"{operands[0]} * number(-1.0)"
+    return f"{op}({', '.join(operands)})"
+
+
+def _text(operand: Operand) -> str:
+    if isinstance(operand, str):
+        return operand
+    is_finite = abs(operand) < float("inf")
+    return f"number({operand!r})" if is_finite else f'number(float("{operand!r}"))'

@@ -1,0 +1,210 @@
+"""Scalars on the device by one kernel for all members of a table, and another kernel that counts the step.
+
+The kernel reads three tensors:
+
+- ``counts``: the step counts, in float32;
+- ``members``: for each member its column of the table, the position of its count, and the offset of its group's words
+  in ``options``;
+- ``options``: the words of each group, then the tables of powers (counts.py). The words of a group are, for each
+  argument of the program, a number in float64 or the address of a tensor; then the kind of each argument; then, for
+  each power, the offset of its table in ``options``.
+
+Numbers that change from step to step, as with a scheduler, are sent; nothing is compiled again. Tensors are read by the
+kernel, in replays of a CUDA graph as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedadam.engine.backend import Kinds, ScalarKernels, ScalarLaunch
+from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.step_counts import Places
+from fusedadam.rules.counts import SIZES, recent_powers
+from fusedadam.rules.rule import HyperParameters, Rule
+from fusedadam.rules.scalar_program import ScalarProgram
+from fusedadam.tensors.layout import is_plain
+from fusedadam.tensors.transfer import keep_for_graph, outside_inference_mode, pinned, sent
+
+# What an argument is to the kernel: a number, or the address of a number of this dtype. A tensor of another dtype, or
+# on another device, is converted by torch in every step.
+NUMBER, AT_F32, AT_F64 = range(3)
+READABLE = (Tensor, torch.nn.Parameter)  # other classes may keep their numbers elsewhere
+TABLE_SIZE = sum(SIZES)
+KIND_OF_DTYPE = {torch.float32: AT_F32, torch.float64: AT_F64}
+
+Strings: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class Live(NamedTuple):
+    """A tensor that the user may change in place, and what the kernel was told about it."""
+
+    tensor: Tensor
+    address: int
+    dtype: torch.dtype
+
+    def is_as_before(self) -> bool:
+        tensor, address, dtype = self
+        return tensor.data_ptr() == address and tensor.dtype == dtype and not tensor.is_neg()
+
+
+class Converted(NamedTuple):
+    """A tensor that the kernel cannot read, and the float64 on the table's device that it is copied to."""
+
+    tensor: Tensor
+    number: Tensor
+
+    def update(self) -> None:
+        self.number.copy_(self.tensor.detach().reshape(()), non_blocking=True)
+
+
+class Part(NamedTuple):
+    """The groups that one program serves, and its launch."""
+
+    groups: tuple[int, ...]
+    launch: ScalarLaunch
+    run: Callable[[int], None]
+
+
+class ScalarKernel:
+    """The arguments are those of DeviceScalars. Without ``flat``, the host counts: all members have the same step."""
+
+    def __init__(
+        self,
+        kernels: ScalarKernels,
+        rule: Rule,
+        table: LaunchTable,
+        flat: Tensor | None,
+        places: Places,
+        groups: Int64s,
+    ) -> None:
+        self._evaluate, self._rule, self._table, self._flat = kernels.evaluate, rule, table, flat
+        self._places: Int64s = np.arange(len(groups) if flat is None else len(flat))[places]
+        self._groups, self._distinct_groups = groups, list(dict.fromkeys(groups.tolist()))
+        if flat is not None:
+            self.count = kernels.count_steps(table, flat, sent(self._places, table.home))
+        self._seen: list[HyperParameters] | None = None  # the options that the parts have
+        self._live: dict[int, Live] = {}  # by the tensor's id
+        self._converted: dict[int, Converted] = {}
+        self._parts: dict[Strings, Part] = {}
+        self._runs: list[Callable[[int], None]] = []
+
+    def update(self, options: Sequence[HyperParameters], step: int = 0) -> bool:
+        """Writes the scalars of the next step into the table; False if there is no program that computes them.
+        ``step``: its number, where the host counts."""
+        if not self._is_current(options) and not self._take(options):
+            return False
+        for converted in self._converted.values():
+            converted.update()
+        for run in self._runs:
+            run(step)
+        return True
+
+    def _is_current(self, options: Sequence[HyperParameters]) -> bool:
+        seen = self._seen
+        return (
+            seen is not None
+            and len(options) == len(seen)
+            and all(map(operator.is_, options, seen))
+            and all(live.is_as_before() for live in self._live.values())
+        )
+
+    def _take(self, options: Sequence[HyperParameters]) -> bool:
+        """Sends the options to the device, and compiles a kernel if they need another."""
+        self._seen = None  # until everything has been sent: an interrupt may come at any time
+        names = self._rule.hyper_parameters
+        by_group = {group: dict(zip(names, options[group], strict=True)) for group in self._distinct_groups}
+        by_strings: dict[Strings, list[int]] = {}
+        for group, own in by_group.items():
+            strings = tuple((name, value) for name, value in own.items() if isinstance(value, str))
+            by_strings.setdefault(strings, []).append(group)
+        programs = {strings: self._rule.scalar_program(strings) for strings in by_strings}
+        self._live, self._converted, parts = {}, {}, {}
+        for strings, groups in by_strings.items():
+            program = programs[strings]
+            if program is None or (self._flat is None and not program.is_exact):
+                return False
+            parts[strings] = self._part(strings, program, tuple(groups), [by_group[group] for group in groups])
+        self._parts = parts
+        self._runs = [part.run for part in parts.values()]
+        self._seen = list(options)
+        return True
+
+    def _part(
+        self, strings: Strings, program: ScalarProgram, groups: tuple[int, ...], options: Sequence[Mapping[str, Any]]
+    ) -> Part:
+        words, kinds = self._words(program, options)
+        last = self._parts.get(strings)
+        before = None if last is None else (last.groups, last.launch.kinds, last.launch.options.shape)
+        if last is not None and before == (groups, kinds, words.shape):
+            _send(words, last.launch.options)
+            return last
+        columns = np.flatnonzero(np.isin(self._groups, groups))
+        width = _width(program)
+        offsets = [width * groups.index(group) for group in self._groups[columns].tolist()]
+        with outside_inference_mode():  # the words are written again in later steps
+            members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
+            there = sent(words.copy(), self._table.home)
+            launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
+            return Part(groups, launch, self._evaluate(launch))
+
+    def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
+        """``options`` as the kernel reads them, and the kinds of each argument."""
+        arguments, width = program.arguments, _width(program)
+        tables: dict[float, int] = {}  # the offset of the table of each base, in their order
+        rows, kinds_of = [], []
+        for own in options:
+            values = [own[name] for name in arguments]
+            kinds = [NUMBER] * len(values)
+            for k, value in enumerate(values):
+                if isinstance(value, Tensor):
+                    values[k], kinds[k] = self._address_of(value)
+            offsets = (
+                tables.setdefault(power.base(own), width * len(options) + TABLE_SIZE * len(tables))
+                for power in program.powers
+            )
+            rows.append(struct.pack(_format(tuple(kinds), len(program.powers)), *values, *kinds, *offsets))
+            kinds_of.append(kinds)
+        words = b"".join([*rows, *(recent_powers(base).table.tobytes() for base in tables)])
+        return np.frombuffer(words, dtype=np.int64), tuple(
+            tuple(sorted({*kinds})) for kinds in zip(*kinds_of, strict=True)
+        )
+
+    def _address_of(self, value: Tensor) -> tuple[int, int]:
+        """Where the kernel finds the number of a tensor, and of which kind it is."""
+        kind = KIND_OF_DTYPE.get(value.dtype)
+        if kind is not None and value.device == self._table.home and is_plain(value) and type(value) in READABLE:
+            self._live[id(value)] = Live(value, value.data_ptr(), value.dtype)
+            return value.data_ptr(), kind
+        if id(value) not in self._converted:
+            with outside_inference_mode():  # it is written again in later steps
+                number = keep_for_graph(torch.zeros((), dtype=torch.float64, device=self._table.home))
+            self._converted[id(value)] = Converted(value, number)
+        return self._converted[id(value)].number.data_ptr(), AT_F64
+
+
+def _width(program: ScalarProgram) -> int:
+    """The words of a group."""
+    return 2 * len(program.arguments) + len(program.powers)
+
+
+@functools.cache
+def _format(kinds: tuple[int, ...], powers: int) -> str:
+    """The words of a group, for ``struct``."""
+    return "".join("d" if kind == NUMBER else "q" for kind in kinds) + "q" * (len(kinds) + powers)
+
+
+def _send(words: Int64s, there: Tensor) -> None:
+    if there.device.type == "cpu":
+        there.numpy()[...] = words
+    else:
+        there.copy_(pinned(words), non_blocking=True)

@@ -1,0 +1,84 @@
+"""A rule's scalars as a list of operations: what the list computes, and what has none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fusedadam.rules.counts import Count
+from fusedadam.rules.ops import cos, power, where
+from fusedadam.rules.scalar_program import ARGUMENT_PREFIX, COUNT, FUNCTIONS
+from fusedadam.schedules import SCHEDULES
+from tests.rules.test_tracing import ALLOWED, STEPS, defined
+from tests.support import ADAM, ADAMP, BERT, EMA, adam, adamp, bert_adam, clip, ema_adam
+
+NO_STRINGS = ()
+
+
+def evaluated(program, step, options):
+    """What the list computes, with Python's numbers."""
+    values = {ARGUMENT_PREFIX + name: options[name] for name in program.arguments} | {COUNT: float(step)}
+    values |= {own.name: own.base(options) ** Count(step) for own in program.powers}
+
+    def value(operand):
+        return values[operand] if isinstance(operand, str) else operand
+
+    for name, op, operands in program.operations:
+        values[name] = FUNCTIONS[op](*map(value, operands))
+    return {name: float(value(operand)) for name, operand in program.results.items()}
+
+
+@pytest.mark.parametrize("compute", ALLOWED, ids=range(len(ALLOWED)))
+def test_a_list_computes_what_the_function_does(compute):
+    made = defined(lambda step, lr, beta: {"x": compute(step, lr, beta)})
+    program = made.scalar_program(NO_STRINGS)
+    options = {"lr": 0.3, "beta": 0.9}
+    for step in STEPS:
+        assert evaluated(program, step, options)["x"] == float(made.scalars(step=step, **options)["x"])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("rule", "options"), [(adam, ADAM), (adamp, ADAMP), (ema_adam, EMA), (bert_adam, {**BERT, "t_total": 20.0})]
+)
+def test_every_optimizer_has_a_list(rule, options, schedule):
+    strings = tuple((name, schedule) for name, value in options.items() if isinstance(value, str))
+    program = rule.scalar_program(strings)
+    assert program is rule.scalar_program(strings)
+    options = {**options, **dict(strings)}
+    for step in (*STEPS, 2.0**24):
+        expected = rule.scalars(step=step, **options)
+        assert evaluated(program, step, options) == {name: float(expected[name]) for name in program.results}
+
+
+def test_what_is_shared_is_computed_once():
+    def shared(step, lr):
+        twice = lr + lr
+        return {"x": twice * twice}
+
+    program = defined(shared).scalar_program(NO_STRINGS)
+    assert [op for _, op, _ in program.operations] == ["add", "mul"]
+    assert clip.scalar_program(NO_STRINGS).powers == ()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda step, lr: power(step, 0.5),
+        lambda step, lr: step > 3,
+        lambda step, lr: cos(step > 3),
+        lambda step, lr: where(step > 3, lr > 1, 0.0),
+        lambda step, lr: where(lr, step, 1.0),
+        lambda step, lr: lr * np.float32(0.5),
+        lambda step, lr: where(np.bool_(True), lr, 1.0),
+    ],
+)
+def test_what_cannot_be_listed(compute):
+    made = defined(lambda step, lr: {"x": compute(step, lr)})
+    assert made.scalar_program(NO_STRINGS) is None
+
+
+def test_a_computed_base_may_use_any_op():
+    made = defined(lambda step, beta: {"x": power(beta, 0.5) ** step})
+    (own,) = made.scalar_program(NO_STRINGS).powers
+    assert own.base({"beta": 0.25}) == 0.5
