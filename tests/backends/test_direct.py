@@ -22,8 +22,8 @@ class Driver:
     def parameter_sizes(self, function):
         return self.sizes
 
-    def launch(self, kernel: Kernel, device):
-        self.launched.append((list(kernel.words), kernel.grid, kernel.threads, kernel.shared, device))
+    def launch(self, kernels: list[Kernel], device):
+        self.launched += [(list(kernel.words), kernel.configuration, device) for kernel in kernels]
 
 
 def compiled(signature, constants=(), **metadata):
@@ -38,7 +38,7 @@ def compiled(signature, constants=(), **metadata):
 def launcher(monkeypatch, kernel, sizes, arguments=(5, 6, 7, 64)):
     driver = Driver(sizes)
     monkeypatch.setattr(direct, "driver_of", lambda device: driver)
-    return direct.launcher(CUDA, kernel, (3, 1, 1), arguments), driver
+    return direct.kernel(CUDA, kernel, (3, 1, 1), arguments), driver
 
 
 @pytest.mark.parametrize("scratch", [0, 1, 2])
@@ -49,9 +49,9 @@ def test_arguments_and_memory_that_triton_adds(monkeypatch, scratch):
     launch({0: 50, 2: 70})
     launch()
     assert driver.launched == [
-        ([5, 6, 7, *[0] * scratch], (3, 1, 1), 128, 0, 0),
-        ([50, 6, 70, *[0] * scratch], (3, 1, 1), 128, 0, 0),
-        ([5, 6, 7, *[0] * scratch], (3, 1, 1), 128, 0, 0),
+        ([5, 6, 7, *[0] * scratch], (7, 3, 1, 1, 128, 1, 1, 0), 0),
+        ([50, 6, 70, *[0] * scratch], (7, 3, 1, 1, 128, 1, 1, 0), 0),
+        ([5, 6, 7, *[0] * scratch], (7, 3, 1, 1, 128, 1, 1, 0), 0),
     ]
 
 
@@ -85,7 +85,7 @@ def test_what_is_unknown_is_left_to_triton(monkeypatch, kernel, sizes):
 
 
 def test_other_devices_have_no_driver():
-    assert direct.launcher(torch.device("xpu", 0), compiled(["*i64"] * 4), (1, 1, 1), (1, 2, 3, 4)) is None
+    assert direct.kernel(torch.device("xpu", 0), compiled(["*i64"] * 4), (1, 1, 1), (1, 2, 3, 4)) is None
 
 
 def test_hooks_are_seen(monkeypatch):

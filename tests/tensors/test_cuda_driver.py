@@ -66,14 +66,14 @@ def test_arguments_are_words():
     assert raw(5) == 5
 
 
-def test_a_launch_goes_to_the_current_stream():
+def test_launches_go_to_the_current_stream():
     library = Library()
     made = kernel()
-    Driver(library).launch(made, 1)
-    assert library.cuLaunchKernel.calls == [(7, 5, 1, 1, 128, 1, 1, 64, 101, made.pointers, None)]
+    Driver(library).launch([made, made], 1)
+    assert library.cuLaunchKernel.calls == [(7, 5, 1, 1, 128, 1, 1, 64, 101, made.pointers, None)] * 2
 
 
-@pytest.mark.parametrize("act", [lambda d: d.launch(kernel(), 0), lambda d: d.copy(1, 2, 3, 0)])
+@pytest.mark.parametrize("act", [lambda d: d.launch([kernel()], 0), lambda d: d.copy(1, 2, 3, 0)])
 def test_a_thread_that_has_not_used_the_device_gets_its_context(act):
     library = Library([INVALID_CONTEXT])
     act(Driver(library))
@@ -82,7 +82,7 @@ def test_a_thread_that_has_not_used_the_device_gets_its_context(act):
 
 
 @pytest.mark.parametrize("statuses", [[700], [INVALID_CONTEXT, 700]])
-@pytest.mark.parametrize("act", [lambda d: d.launch(kernel(), 0), lambda d: d.copy(1, 2, 3, 0)])
+@pytest.mark.parametrize("act", [lambda d: d.launch([kernel()], 0), lambda d: d.copy(1, 2, 3, 0)])
 def test_an_error_has_its_number_and_text(act, statuses):
     with pytest.raises(RuntimeError, match=r"CUDA reports error 700 \(a text of CUDA's\).*CUDA_LAUNCH_BLOCKING=1"):
         act(Driver(Library(statuses)))

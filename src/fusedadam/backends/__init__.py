@@ -83,7 +83,8 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
 @functools.cache
 def _load(name: str) -> Backend:
     module = importlib.import_module(f"fusedadam.backends.{name}")
-    return Backend(module.prepare, module.sum_across, module.NEEDS_TENSORS, getattr(module, "SCALARS", None))
+    optional = (getattr(module, name, None) for name in ("SCALARS", "JOIN"))
+    return Backend(module.prepare, module.sum_across, module.NEEDS_TENSORS, *optional)
 
 
 @functools.cache

@@ -61,13 +61,15 @@ class Backend(NamedTuple):
 
     ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
-    ``scalars``: kernels for scalars on the device; without them, torch operations compute them.
+    ``scalars``: kernels for scalars on the device; without them, torch operations compute them. ``join`` makes one
+    function of several that ``prepare`` and ``sum_across`` returned, for steps without a GradScaler, or returns None.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
     scalars: ScalarKernels | None = None
+    join: Callable[[Sequence[Callable[..., None]]], Action | None] | None = None
 
 
 def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

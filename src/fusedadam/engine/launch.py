@@ -87,6 +87,8 @@ class Launches:
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
+        join = self._all[0].backend.join if self._all else None
+        self._joined = None if join is None else join([action for action, _ in self._schedule])
         self._amp = NO_AMP  # of the last run
         self.needs_tensors = any(launch.needs_tensors for launch in self)
         self.is_stochastic = any(launch.table.is_stochastic for launch in self)
@@ -109,8 +111,14 @@ class Launches:
         self._set_amp(amp)
         runs = [launch.begin(roles) for launch in self._all]
         count()
-        for action in self._schedule:
-            action(runs)
+        if self._joined is not None and amp is NO_AMP:
+            self._joined()
+        else:
+            for action, k in self._schedule:
+                if k is None:
+                    action()
+                else:
+                    action(runs[k].roles)
         if self.needs_tensors:
             for launch, run in zip(self, runs, strict=True):
                 launch.end(run)
@@ -140,24 +148,17 @@ class Launches:
                 table.compile_scaled[-1]()
                 table.compile_scaled.pop()  # only now: it may have been interrupted
 
-    def _in_order(self) -> Iterator[Callable[[list[Run]], None]]:
-        """Stage by stage. Rows that are sharded themselves are known only after an all-reduce, and wait for it."""
-
-        def for_any(action: Action) -> Callable[[list[Run]], None]:
-            return lambda _: action()
-
+    def _in_order(self) -> Iterator[tuple[Callable[..., None], int | None]]:
+        """Stage by stage: what runs, and the launch whose tensors it is handed, if any. Rows that are sharded
+        themselves are known only after an all-reduce, and wait for it."""
         stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
         for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
             having = [k for k, launch in enumerate(self) if position in launch.stages]
             waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
-            yield from (self._stage(k, position) for k in having if k not in waiting)
-            yield from (for_any(reduction.run) for reduction in self.reductions if reduction.position == position)
-            yield from (self._stage(k, position) for k in waiting)
-            yield from (for_any(action) for action in self._shared.get(position, ()))
-
-    def _stage(self, k: int, position: Position) -> Callable[[list[Run]], None]:
-        run_stage = self[k].stages[position]
-        return lambda runs: run_stage(runs[k].roles)
+            yield from ((self[k].stages[position], k) for k in having if k not in waiting)
+            yield from ((reduction.run, None) for reduction in self.reductions if reduction.position == position)
+            yield from ((self[k].stages[position], k) for k in waiting)
+            yield from ((action, None) for action in self._shared.get(position, ()))
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

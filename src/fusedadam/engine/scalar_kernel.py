@@ -92,7 +92,7 @@ class ScalarKernel:
         self._groups, self._distinct_groups = groups, list(dict.fromkeys(groups.tolist()))
         if flat is not None:
             self.count = kernels.count_steps(table, flat, sent(self._places, table.home))
-        self._seen: list[HyperParameters] | None = None  # the options that the parts have
+        self._seen: Sequence[HyperParameters] | None = None  # the options that the parts have
         self._live: dict[int, Live] = {}  # by the tensor's id
         self._converted: dict[int, Converted] = {}
         self._parts: dict[Strings, Part] = {}
@@ -110,13 +110,9 @@ class ScalarKernel:
         return True
 
     def _is_current(self, options: Sequence[HyperParameters]) -> bool:
-        seen = self._seen
-        return (
-            seen is not None
-            and len(options) == len(seen)
-            and all(map(operator.is_, options, seen))
-            and all(live.is_as_before() for live in self._live.values())
-        )
+        if options is not self._seen and (self._seen is None or not _same_objects(options, self._seen)):
+            return False
+        return not self._live or all(live.is_as_before() for live in self._live.values())
 
     def _take(self, options: Sequence[HyperParameters]) -> bool:
         """Sends the options to the device, and compiles a kernel if they need another."""
@@ -136,7 +132,7 @@ class ScalarKernel:
             parts[strings] = self._part(strings, program, tuple(groups), [by_group[group] for group in groups])
         self._parts = parts
         self._runs = [part.run for part in parts.values()]
-        self._seen = list(options)
+        self._seen = options
         return True
 
     def _part(
@@ -174,7 +170,8 @@ class ScalarKernel:
             )
             rows.append(struct.pack(_format(tuple(kinds), len(program.powers)), *values, *kinds, *offsets))
             kinds_of.append(kinds)
-        words = b"".join([*rows, *(recent_powers(base).table.tobytes() for base in tables)])
+        rows += (recent_powers(base).table.tobytes() for base in tables)
+        words = bytearray().join(rows)  # which, unlike bytes, torch takes without a warning
         return np.frombuffer(words, dtype=np.int64), tuple(
             tuple(sorted({*kinds})) for kinds in zip(*kinds_of, strict=True)
         )
@@ -190,6 +187,10 @@ class ScalarKernel:
                 number = keep_for_graph(torch.zeros((), dtype=torch.float64, device=self._table.home))
             self._converted[id(value)] = Converted(value, number)
         return self._converted[id(value)].number.data_ptr(), AT_F64
+
+
+def _same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _width(program: ScalarProgram) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar, 
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -39,6 +40,18 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+def _outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
+    """As _disable_dynamo, which takes longer than a small step, but only where TorchDynamo is at work."""
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        is_traced = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
+        return disabled(*args, **kwargs) if is_traced else function(*args, **kwargs)
+
+    return call
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -167,7 +180,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
-    @_disable_dynamo  # under torch.compile: one break of the graph, and kernels of our own
+    @_outside_dynamo  # under torch.compile: one break of the graph, and kernels of our own
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
         self._check_may_step()

@@ -31,14 +31,16 @@ class Driver:
         self._parameter = library.cuFuncGetParamInfo
         self._parameter.argtypes = [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)]
 
-    def launch(self, kernel: Kernel, device: int) -> None:
+    def launch(self, kernels: Sequence[Kernel], device: int) -> None:
+        """One after the other."""
         stream = torch._C._cuda_getCurrentRawStream(device)
-        arguments = (kernel.function, *kernel.grid, kernel.threads, 1, 1, kernel.shared, stream, kernel.pointers, None)
-        status = self._launch(*arguments)
-        if status == INVALID_CONTEXT:
-            self._make_current(device)
-            status = self._launch(*arguments)
-        self._check(status)
+        for kernel in kernels:
+            status = self._launch(*kernel.configuration, stream, kernel.pointers, None)
+            if status == INVALID_CONTEXT:
+                self._make_current(device)
+                status = self._launch(*kernel.configuration, stream, kernel.pointers, None)
+            if status != 0:
+                self._check(status)
 
     def copy(self, target: int, source: int, nbytes: int, device: int) -> None:
         """From pageable memory of the host, which may change as soon as this returns; at most SMALL bytes."""
@@ -79,7 +81,7 @@ class Kernel:
     def __init__(
         self, function: int, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[int]
     ) -> None:
-        self.function, self.grid, self.threads, self.shared = function, grid, threads, shared
+        self.configuration = (function, *grid, threads, 1, 1, shared)
         self.words = (c_uint64 * len(arguments))(*(argument % (1 << 64) for argument in arguments))
         begin = ctypes.addressof(self.words)
         self.pointers = (c_void_p * len(arguments))(*(begin + 8 * k for k in range(len(arguments))))

@@ -5,6 +5,7 @@ load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
 scalars.py  the source of the kernel for scalars on the device
 step_counts.py  the kernel that counts a step on the device
+launching.py    kernels that are ready to be launched, and queues of them
 direct.py   launches by CUDA's driver
 ops.py      the ops, for Triton
 
@@ -14,8 +15,7 @@ Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import compat, generated
-from fusedadam.backends.triton import direct, kernel, ops, scalars, step_counts, sums
+from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
+from fusedadam.backends.triton.launching import Queue, Ready, StageKernel, joined, on
 from fusedadam.engine.backend import Action, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -68,7 +69,7 @@ Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     chunks: Chunks = {}
-    runs = {
+    runs: dict[Position, list[Ready | StageKernel]] = {
         stage.position: [
             *_stage(table, stage, chunks),
             *_combine(table, [s for s in stage.sums if table.needs_combining(s)]),
@@ -76,18 +77,10 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
         for stage in table.specialized.stages
     }
 
-    def runner(launches: Sequence[Action]) -> Callable[[Sequence[Roles]], None]:
-        def run(_: Sequence[Roles]) -> None:
-            with _current(table.device):
-                for launch in launches:
-                    launch()
-
-        return run
-
-    return {position: runner(launches) for position, launches in runs.items()}
+    return {position: Queue(table.device, kernels) for position, kernels in runs.items()}
 
 
-def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
+def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[StageKernel]:
     tensors = table.words.shape[1]
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
@@ -110,7 +103,7 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[Action]:
     return launches
 
 
-def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[Action]:
+def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
     sizes = table.sizes if stage.space == "element" else table.all_rows
@@ -144,40 +137,21 @@ def _tile(table: LaunchTable, stage: Stage) -> Tile:
 
 def _launch(
     table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
-) -> Action:
-    if not programs:
-        return lambda: None
+) -> StageKernel:
     common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
-    no_scale, no_inf = torch.ones(1, device=table.device), torch.zeros(1, device=table.device)
+    arguments = (*common, torch.ones(1, device=table.device), torch.zeros(1, device=table.device), *shape)
 
-    arguments = (*common, no_scale, no_inf, *shape)
-    scale_at, inf_at = len(common), len(common) + 1
-
-    def compiled(scaled: bool) -> Any:
+    def compiled(scaled: bool) -> Ready:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
         roles, title = table.specialized.rule.roles, table.specialized.title
         text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles)
-        return _compile(table.specialized.rule.name, text)
+        function = _compile(table.specialized.rule.name, text)
+        return Ready(table.device, function, (programs, 1, 1), arguments, warps)
 
-    plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments, warps)
-
-    @functools.cache
-    def scaled() -> Callable[..., None]:
-        return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments, warps)
-
-    table.compile_scaled.append(scaled)
-
-    def run() -> None:
-        if table.grad_scale is None and table.found_inf is None:
-            plain()
-        else:
-            scale = no_scale if table.grad_scale is None else table.grad_scale
-            scaled()({scale_at: scale, inf_at: no_inf if table.found_inf is None else table.found_inf})
-
-    return run
+    return StageKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), scale_at=len(common))
 
 
-def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Action]:
+def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Ready]:
     """A launch for each kind of sum: segments into rows, segments into tensors."""
     launches = []
     for kind in dict.fromkeys((s.over, s.largest) for s in unfinished):
@@ -195,13 +169,13 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Action]:
             shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
             arguments: tuple[Any, ...] = (table.on_device, tensors, sum_fields, tensor, first, table.fields["_rows"])
             arguments += (table.fields["_pieces"], *shape)
-            launches.append(_ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
+            launches.append(Ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
         else:
             lanes = _lanes(int(table.segments[alike[0].of].max()))
             count_field = table.fields["_segments" if element else "_row_segments"]
             numbers = table.on_device.view(torch.float64)
             arguments = (table.on_device, numbers, tensors, sum_fields, count_field, dtype, lanes, _log(lanes), largest)
-            launches.append(_ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
+            launches.append(Ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
     return launches
 
 
@@ -211,7 +185,7 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ac
     terms, results, begins = (sent(array, device) for array in addresses(summation, term_lists))
     lanes = _lanes(max(map(len, term_lists)))
     arguments = (terms, results, begins, lanes, _log(lanes), summation.largest)
-    return _on(device, _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4))
+    return Queue(device, [Ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4)])
 
 
 def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
@@ -226,10 +200,10 @@ def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
     )  # fmt: skip
     step_at = 3
     function = _compile(f"{table.specialized.rule.name}_scalars", text)
-    ready = _ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
+    ready = Ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
 
     def run(step: int) -> None:
-        with _current(table.device):
+        with on(table.device):
             ready({step_at: step} if is_hosted else None)
 
     return run
@@ -238,58 +212,17 @@ def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
 def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
     no_inf = keep_for_graph(torch.zeros(1, device=table.device))
     arguments, inf_at = (counts, places, len(places), no_inf, TENSORS), 3
-    ready = _ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
-    plain = _on(table.device, ready)
+    ready = Ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
 
     def count() -> None:
-        if table.found_inf is None:
-            plain()
-        else:
-            with _current(table.device):
-                ready({inf_at: table.found_inf})
+        with on(table.device):
+            ready(None if table.found_inf is None else {inf_at: table.found_inf})
 
     return count
 
 
 SCALARS = ScalarKernels(evaluate_scalars, count_steps)
-
-
-def _on(device: torch.device, launch: Action) -> Action:
-    def run() -> None:
-        with _current(device):
-            launch()
-
-    return run
-
-
-def _ready(
-    device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
-) -> Callable[..., None]:
-    """Launches a kernel with these arguments. It takes arguments that differ this time, by their position.
-
-    It is compiled here, so that errors of the compiler come before anything is written. The compiled launcher is kept,
-    so that a launch need not inspect its arguments again.
-    """
-    if not grid[0]:
-        return lambda: None
-
-    def with_changed(changed: Mapping[int, Any] | None) -> list[Any]:
-        return [a if changed is None else changed.get(k, a) for k, a in enumerate(arguments)]
-
-    if ops.INTERPRETED:
-        return lambda changed=None: function[grid](*with_changed(changed))
-    with _current(device):
-        compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)
-        ready = compiled[grid]
-        launch_directly = direct.launcher(device, compiled, grid, arguments)
-
-    def launch(changed: Mapping[int, Any] | None = None) -> None:
-        if launch_directly is not None and not direct.has_hooks():
-            launch_directly(changed)
-        else:  # addresses instead of tensors: Triton would look each of them up and have the driver check it
-            ready(*(a.data_ptr() if isinstance(a, Tensor) else a for a in with_changed(changed)))
-
-    return launch
+JOIN = joined
 
 
 def _sent(table: LaunchTable, *arrays: Any) -> tuple[Tensor, Tensor]:
@@ -309,16 +242,3 @@ def _log(lanes: int) -> int:
 @functools.cache
 def _compile(title: str, text: str) -> Any:
     return generated.load(f"triton_{title}", text, made_for="").run
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensors' own."""
-    if device.type == "cpu":
-        return nullcontext()
-    if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:
-        return nullcontext()
-    module = getattr(torch, device.type)
-    if device.index == module.current_device():
-        return nullcontext()
-    guard: AbstractContextManager[Any] = module.device(device)
-    return guard

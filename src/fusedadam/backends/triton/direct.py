@@ -12,18 +12,38 @@ from typing import Any
 import torch
 import triton
 
-from fusedadam.tensors.cuda_driver import Kernel, driver_of, raw
+from fusedadam.tensors.cuda_driver import Driver, Kernel, driver_of, raw
 
 POINTER_SIZE = 8
 # beyond a kernel's own parameters: memory that Triton allocates for a launch, if a kernel asks for some
 SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
 
-def launcher(
+class DirectKernel:
+    """Launches a compiled kernel with its arguments, or with others at some positions."""
+
+    def __init__(self, driver: Driver, device: int, kernel: Kernel, word_of: Mapping[int, int], alive: object) -> None:
+        self.driver, self.device, self.kernel = driver, device, kernel
+        self._word_of, self._words, self._alive = word_of, list(kernel.words), alive
+
+    def __call__(self, changed: Mapping[int, Any] | None = None) -> None:
+        words = self.kernel.words
+        if changed is None:
+            self.driver.launch([self.kernel], self.device)
+            return
+        for place, argument in changed.items():
+            words[self._word_of[place]] = raw(argument)
+        try:
+            self.driver.launch([self.kernel], self.device)
+        finally:
+            for place in changed:
+                words[self._word_of[place]] = self._words[self._word_of[place]]
+
+
+def kernel(
     device: torch.device, compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any]
-) -> Callable[..., None] | None:
-    """Launches a compiled kernel with these arguments; None if only Triton can. It takes arguments that differ this
-    time, by their position."""
+) -> DirectKernel | None:
+    """None if only Triton can launch it."""
     driver, metadata = driver_of(device), compiled.metadata
     if driver is None or device.index is None:
         return None
@@ -41,22 +61,18 @@ def launcher(
     expected = [POINTER_SIZE if kind.startswith("*") or kind == "i64" else 4 for _, kind in passed]
     if own != expected or len(rest) > len(SCRATCH) or any(size != POINTER_SIZE for size in rest):
         return None
-    places = [place for place, _ in passed]
-    words = [*(raw(arguments[place]) for place in places), *(0 for _ in rest)]
-    kernel = Kernel(compiled.function, grid, 32 * metadata.num_warps, metadata.shared, words)
-    index, at = device.index, {place: k for k, place in enumerate(places)}
+    words = [*(raw(arguments[place]) for place, _ in passed), *(0 for _ in rest)]
+    made = Kernel(compiled.function, grid, 32 * metadata.num_warps, metadata.shared, words)
+    word_of = {place: k for k, (place, _) in enumerate(passed)}
+    return DirectKernel(driver, device.index, made, word_of, alive=(compiled, arguments))
 
-    def launch(changed: Mapping[int, Any] | None = None, _alive: object = (compiled, arguments)) -> None:
-        if changed is None:
-            driver.launch(kernel, index)
-            return
-        for place, argument in changed.items():
-            kernel.words[at[place]] = raw(argument)
-        try:
-            driver.launch(kernel, index)
-        finally:
-            for place in changed:
-                kernel.words[at[place]] = words[at[place]]
+
+def launcher(kernels: Sequence[DirectKernel]) -> Callable[[], None]:
+    """Launches them one after the other; all are of one device."""
+    first, every = kernels[0], [kernel.kernel for kernel in kernels]
+
+    def launch(_alive: object = tuple(kernels)) -> None:
+        first.driver.launch(every, first.device)
 
     return launch
 

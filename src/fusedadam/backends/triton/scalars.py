@@ -43,7 +43,7 @@ def source(
         "",
         "",
         f"@triton.jit(do_not_specialize={json.dumps(fixed)})",
-        f"def run(table, numbers, tensors, {counts}, members, count, options, option_numbers, BLOCK: tl.constexpr):",
+        f"def run(table, numbers, tensors, {counts}, members, count, choices, choice_numbers, BLOCK: tl.constexpr):",
         *indented(4, _body(program, kinds, scalars, fields, is_hosted)),
         "",
     ]
@@ -77,12 +77,12 @@ def _body(
 def _argument(name: str, k: int, arguments: int, kinds: Sequence[int]) -> Iterator[str]:
     """A hyper-parameter of each member: a number, or read from a tensor; of several kinds if groups differ."""
     if NUMBER in kinds:
-        yield f"{name} = tl.load(option_numbers + _words + {k}, mask=_live, other=0)"
+        yield f"{name} = tl.load(choice_numbers + _words + {k}, mask=_live, other=0)"
     if len(kinds) > 1:
-        yield f"_kind = tl.load(options + _words + {arguments + k}, mask=_live, other=0)"
+        yield f"_kind = tl.load(choices + _words + {arguments + k}, mask=_live, other=0)"
     for kind in (kind for kind in kinds if kind != NUMBER):
         mask = "_live" if len(kinds) == 1 else f"_live & (_kind == {kind})"
-        pointer = f"tl.load(options + _words + {k}, mask=_live, other=0).to(tl.pointer_type({TYPES[kind]}))"
+        pointer = f"tl.load(choices + _words + {k}, mask=_live, other=0).to(tl.pointer_type({TYPES[kind]}))"
         loaded = f"tl.load({pointer}, mask={mask}, other=0).to(tl.float64)"
         yield f"{name} = {loaded}" if kind == kinds[0] else f"{name} = tl.where(_kind == {kind}, {loaded}, {name})"
 
@@ -97,8 +97,8 @@ def _powers(program: ScalarProgram) -> Iterator[str]:
         yield f"_digit{digit} = {begin} + (_whole >> {shift} & {size - 1})"
         begin += size
     for k, power in enumerate(program.powers):
-        table = f"options + _words + {2 * len(program.arguments) + k}"
-        yield f"_factors = option_numbers + tl.load({table}, mask=_live, other=0)"
+        table = f"choices + _words + {2 * len(program.arguments) + k}"
+        yield f"_factors = choice_numbers + tl.load({table}, mask=_live, other=0)"
         a, b, c, d = (f"tl.load(_factors + _digit{digit}, mask=_live, other=0)" for digit in range(len(SHIFTS)))
         yield f"{power.name} = ({a} * {b}) * ({c} * {d})"
 
