@@ -46,14 +46,19 @@ def assert_same(ours, theirs):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """How many kernels the driver was asked for."""
-    count, launch = [0], cuda_driver.Driver.launch
+    """How many kernels and graphs the driver was asked for."""
+    count, launch, launch_graph = [0, 0], cuda_driver.Driver.launch, cuda_driver.Driver.launch_graph
 
     def counted(driver, kernels, device):
         count[0] += len(kernels)
         launch(driver, kernels, device)
 
+    def counted_graph(driver, graph, device):
+        count[1] += 1
+        launch_graph(driver, graph, device)
+
     monkeypatch.setattr(cuda_driver.Driver, "launch", counted)
+    monkeypatch.setattr(cuda_driver.Driver, "launch_graph", counted_graph)
     return count
 
 
@@ -139,3 +144,126 @@ def test_a_refused_launch_is_an_error():
     with pytest.raises(RuntimeError, match="CUDA reports error"):
         cuda_driver.driver().launch([too_large], 0)
     assert torch.ones(2, device=device).sum().item() == 2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_graph_has_the_bits_of_single_launches(name, launches, monkeypatch):
+    """Also when gradients move, options change, and a step is counted by someone else in between."""
+    ours = eventful(MAKERS[name])
+    graphs = launches[1]
+    assert graphs >= 4
+    monkeypatch.setenv("FUSEDADAM_CUDA_GRAPHS", "0")
+    assert_same(ours, eventful(MAKERS[name]))
+    assert launches[1] == graphs
+
+
+def eventful(make):
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = [(1,), (7, 300), (64, 96), (3, 5, 2)]
+    params = [torch.nn.Parameter(torch.randn(s, generator=generator, device=device).bfloat16()) for s in shapes]
+    optimizer = make(params)
+    kept = []
+    for step in range(24):
+        for k, param in enumerate(params):
+            is_missing = step in (9, 15) and k == 1
+            param.grad = None if is_missing else torch.randn(param.shape, generator=generator, device=device).bfloat16()
+            kept.append(param.grad if step % 5 == 0 else None)  # so that the next gradient is elsewhere
+        if step == 12:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        if step == 18:
+            optimizer.load_state_dict(optimizer.state_dict())
+        if step == 20:
+            for state in optimizer.state.values():
+                state["step"].add_(100)
+        optimizer.step()
+    torch.cuda.synchronize()
+    return [p.detach().cpu() for p in params] + [
+        v.cpu() for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)
+    ]
+
+
+def test_optimizers_may_go_while_their_graphs_run():
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(30):
+        params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
+        optimizer = fusedadam.AdamP(params)
+        for param in params:
+            param.grad = torch.ones_like(param)
+        for _ in range(5):
+            optimizer.step()
+        torch.cuda._sleep(1_000_000)
+        optimizer.step()
+        del optimizer
+    torch.cuda.synchronize()
+    assert free - torch.cuda.mem_get_info()[0] < 64 << 20
+    assert params[0].isfinite().all()
+
+
+def test_another_thread_may_capture_meanwhile():
+    """In the global mode, in which a capture forbids most calls to every thread."""
+    params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
+    optimizer = fusedadam.AdamW(params, max_grad_norm=1.0)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    for _ in range(2):  # the next steps make a graph of their own
+        optimizer.step()
+    x, graph, begun, done = torch.ones(8, device=device), torch.cuda.CUDAGraph(), threading.Event(), threading.Event()
+
+    def capture():
+        with torch.cuda.graph(graph, capture_error_mode="global"):
+            y = x + 1
+            begun.set()
+            done.wait()
+            y.add_(1)
+
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=capture)
+    thread.start()
+    begun.wait()
+    try:
+        for _ in range(6):
+            optimizer.step()
+    finally:
+        done.set()
+        thread.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert params[0].isfinite().all()
+
+
+@pytest.mark.parametrize("given", ["scale and infinity", "infinity"])
+def test_scaled_steps_are_graphs_too(given, launches, monkeypatch):
+    def steps():
+        params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
+        optimizer, kept = fusedadam.AdamP(params, max_grad_norm=1.0), []
+        for step in range(12):
+            for k, param in enumerate(params):
+                param.grad = torch.full_like(param, 8.0 * (k + 1 + step))
+            optimizer.found_inf = torch.full((), float(step in (5, 8)), device=device)
+            optimizer.grad_scale = torch.full((), 8.0, device=device) if given != "infinity" else None
+            kept += [optimizer.found_inf] if step % 4 == 0 else []  # the next one is elsewhere
+            optimizer.step()
+        return [p.detach().cpu() for p in params] + [optimizer.state[params[0]]["step"].cpu()]
+
+    ours = steps()
+    assert launches[1] >= 6
+    assert ours[-1] == 10
+    monkeypatch.setenv("FUSEDADAM_CUDA_GRAPHS", "0")
+    assert_same(ours, steps())
+
+
+def test_a_profiler_sees_the_kernels_of_a_graph():
+    params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
+    optimizer = fusedadam.AdamW(params, max_grad_norm=1.0)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    for _ in range(5):
+        optimizer.step()
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+        torch.cuda.synchronize()
+    optimizer.step()
+    names = [event.name for event in profile.events()]
+    assert any("Optimizer.step#AdamW.step" in name for name in names)
+    assert sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()) >= 3

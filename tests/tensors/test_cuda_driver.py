@@ -39,7 +39,8 @@ class Library:
 
         self.cuLaunchKernel, self.cuMemcpyHtoDAsync_v2 = Function(status), Function(status)
         self.cuFuncGetParamInfo, self.cuGetErrorString = Function(parameter), Function(text)
-        self.cuDeviceGet, self.cuDevicePrimaryCtxRetain, self.cuCtxSetCurrent = (Function(lambda *_: 0) for _ in "123")
+        for name in ("cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxGetCurrent"):
+            setattr(self, name, Function(lambda *_: 0))
 
 
 @pytest.fixture(autouse=True)

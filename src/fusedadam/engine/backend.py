@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -56,20 +56,27 @@ class ScalarKernels(NamedTuple):
     count_steps: Callable[[LaunchTable, Tensor, Tensor], Action]
 
 
+class Joined(Protocol):
+    """Runs several stages as one. ``step``: its number, for scalars, where the host counts; the others: what a
+    GradScaler hands to the step."""
+
+    def __call__(self, step: int, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None: ...
+
+
 class Backend(NamedTuple):
     """What runs a rule over a table.
 
     ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     ``scalars``: kernels for scalars on the device; without them, torch operations compute them. ``join`` makes one
-    function of several that ``prepare`` and ``sum_across`` returned, for steps without a GradScaler, or returns None.
+    function of several that the others returned, or returns None; with True, for a step of scaled gradients.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
     sum_across: SumAcross
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
     scalars: ScalarKernels | None = None
-    join: Callable[[Sequence[Callable[..., None]]], Action | None] | None = None
+    join: Callable[[Sequence[Callable[..., None]], bool], Joined | None] | None = None
 
 
 def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

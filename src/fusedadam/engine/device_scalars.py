@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -27,6 +27,15 @@ class DeviceScalars:
         """Writes the scalars of the next step into the table."""
         if self._kernel is None or not self._kernel.update(options):
             self._operations.update(options)
+
+    @property
+    def has_live(self) -> bool:
+        return self._kernel is not None and self._kernel.has_live
+
+    def runs_for(self, options: Sequence[HyperParameters]) -> list[Callable[..., None]] | None:
+        """What ``update`` and ``count`` run, if they run nothing else with these options."""
+        runs = None if self._kernel is None else self._kernel.runs_for(options)
+        return None if self._kernel is None or runs is None else [*runs, self._kernel.count]
 
     def count(self) -> None:
         """Counts the step, unless GradScaler found an infinity."""

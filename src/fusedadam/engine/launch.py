@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import Action, Backend, SharedTerm, sum_across_devices
+from fusedadam.engine.backend import Action, Backend, Joined, SharedTerm, sum_across_devices
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member, Roles
@@ -87,11 +87,20 @@ class Launches:
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
-        join = self._all[0].backend.join if self._all else None
-        self._joined = None if join is None else join([action for action, _ in self._schedule])
+        self._joined = self.join([])
         self._amp = NO_AMP  # of the last run
         self.needs_tensors = any(launch.needs_tensors for launch in self)
         self.is_stochastic = any(launch.table.is_stochastic for launch in self)
+
+    def join(self, first: Sequence[Callable[..., None]], is_scaled: bool = False) -> Joined | None:
+        """One function that runs ``first`` and then all stages, where the backend can."""
+        join = self._all[0].backend.join if self._all else None
+        return None if join is None else join([*first, *(action for action, _ in self._schedule)], is_scaled)
+
+    def send(self) -> None:
+        """Takes what changed on the host to the device."""
+        for launch in self._all:
+            launch.table.send()
 
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._all)
@@ -108,11 +117,11 @@ class Launches:
         """Runs all stages with the scalars that were set. ``roles`` are read only if ``needs_tensors``. ``written`` are
         tensors whose autograd version is incremented. ``count`` is called when nothing can fail anymore, just before
         the first write."""
-        self._set_amp(amp)
+        self.set_amp(amp)
         runs = [launch.begin(roles) for launch in self._all]
         count()
         if self._joined is not None and amp is NO_AMP:
-            self._joined()
+            self._joined(0)
         else:
             for action, k in self._schedule:
                 if k is None:
@@ -137,7 +146,7 @@ class Launches:
             if launch.table.is_stochastic and not launch.table.scalars_on_device:
                 launch.table.set_steps(steps[launch.table.member_indices])
 
-    def _set_amp(self, amp: Amp) -> None:
+    def set_amp(self, amp: Amp) -> None:
         if amp is NO_AMP and self._amp is NO_AMP:
             return
         self._amp = amp

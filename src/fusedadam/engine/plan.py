@@ -8,16 +8,18 @@ prepared is committed, which cannot fail.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.engine.backend import Joined
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.host_scalars import HostScalars
-from fusedadam.engine.launch import Amp, Launches
+from fusedadam.engine.launch import NO_AMP, Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
 from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
@@ -34,6 +36,19 @@ States: TypeAlias = dict[Any, StateDict]
 
 class Replaced(Exception):
     """Another thread took a state away while a plan was made for it."""
+
+
+class Repeated(NamedTuple):
+    """What a step runs that differs from the last one in its number and in addresses alone."""
+
+    options: Sequence[HyperParameters]
+    is_scaled: bool
+    run: Joined
+    live: Sequence[ScalarKernel | DeviceScalars]  # they read tensors of the user's, which may be elsewhere by now
+
+    def serves(self, options: Sequence[HyperParameters], amp: Amp) -> bool:
+        same = options is self.options and self.is_scaled == (amp is not NO_AMP)
+        return same and all(kernel.runs_for(options) is not None for kernel in self.live)
 
 
 class Plan:
@@ -120,6 +135,7 @@ class Plan:
             rule, groups, np.array(hosted, dtype=np.int64), places, np.array(absent, dtype=np.int64)
         )
         self._last_options: Sequence[HyperParameters] | None = None
+        self._repeated: Repeated | None = None
         self._scalar_kernels = [
             (table, ScalarKernel(table.backend.scalars, rule, table, None, slice(None), groups[table.member_indices]))
             for table in tables
@@ -172,6 +188,11 @@ class Plan:
         if not len(self.launches):
             return
         next_steps = step_counts.next(self._host_scalars.places)
+        written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
+        repeated = self._repeated
+        if repeated is not None and isinstance(next_steps, float) and repeated.serves(options, amp):
+            self._repeat(repeated.run, next_steps, written, step_counts, amp)
+            return
         if self._host_scalars:
             self._set_host_scalars(next_steps, options)
         for scalars in self._device_scalars:
@@ -182,8 +203,29 @@ class Plan:
             for scalars in self._device_scalars:
                 scalars.count()
 
-        written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         self.launches.execute(self._roles(tensors), written, amp, count)
+        self._repeated = self._prepare_to_repeat(options, amp)
+
+    def _repeat(self, run: Joined, step: float, written: Sequence[Tensor], step_counts: StepCounts, amp: Amp) -> None:
+        """A step that differs from the last one in its number and in addresses alone: one command does all of it."""
+        self.launches.set_amp(amp)
+        self.launches.send()
+        step_counts.set(self._host_scalars.places, step)
+        table = self.launches[0].table
+        run(int(step), table.grad_scale, table.found_inf)
+        torch.autograd.graph.increment_version(written)
+
+    def _prepare_to_repeat(self, options: Sequence[HyperParameters], amp: Amp) -> Repeated | None:
+        """Joins everything that a step with these options runs, if it consists of kernels alone."""
+        if not all(launch.table.scalars_on_device for launch in self.launches):
+            return None
+        kernels: list[ScalarKernel | DeviceScalars] = [kernel for _, kernel in self._scalar_kernels]
+        kernels += self._device_scalars
+        runs = [kernel.runs_for(options) for kernel in kernels]
+        first, is_scaled = [run for own in runs for run in own or ()], amp is not NO_AMP
+        joined = None if None in runs else self.launches.join(first, is_scaled)
+        live = [kernel for kernel in kernels if kernel.has_live]
+        return None if joined is None else Repeated(options, is_scaled, joined, live)
 
     def _set_host_scalars(self, steps: float | Floats, options: Sequence[HyperParameters]) -> None:
         """Where options are as in the last step, the device computes scalars from them and the number of the step: one

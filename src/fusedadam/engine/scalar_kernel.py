@@ -109,6 +109,14 @@ class ScalarKernel:
             run(step)
         return True
 
+    @property
+    def has_live(self) -> bool:
+        return bool(self._live)
+
+    def runs_for(self, options: Sequence[HyperParameters]) -> list[Callable[..., None]] | None:
+        """What ``update`` runs, if it runs nothing else with these options."""
+        return None if self._converted or not self._is_current(options) else [*self._runs]
+
     def _is_current(self, options: Sequence[HyperParameters]) -> bool:
         if options is not self._seen and (self._seen is None or not _same_objects(options, self._seen)):
             return False

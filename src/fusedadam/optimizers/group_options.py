@@ -64,8 +64,9 @@ class GroupOptions:
             now, last = [*group, *group.values()], self._readings[k]
             if last.mutable or len(now) != len(last.seen) or not all(map(operator.is_, now, last.seen)):
                 reading = self._read(group, now, last)
-                self._last = None  # first: this may be interrupted
-                self._readings[k] = reading
+                if reading is not last:
+                    self._last = None  # first: this may be interrupted
+                    self._readings[k] = reading
         if self._last is None:
             flags, hyper_parameters = [r.flags for r in self._readings], [r.hyper_parameters for r in self._readings]
             self._last = Options(flags, hyper_parameters, [r.storage for r in self._readings])
@@ -82,6 +83,8 @@ class GroupOptions:
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
             self._check_changed(group, changed)
+        if same_keys and not changed and all(map(operator.is_, values, seen)):
+            return last
         flags, options, kept = last.flags, last.hyper_parameters, last.storage
         if changed or not same_keys:
             kept = storage.key(declared, group)

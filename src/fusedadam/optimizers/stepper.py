@@ -81,7 +81,7 @@ class Stepper:
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: PlanKey | None = None  # of the last plan
-        self._key_of: tuple[Options, PlanKey] | None = None  # of the last options, if there was no GradScaler
+        self._key_of: tuple[Options, PlanKey] | None = None  # of the last options
 
     def prepare(self, targets: Targets, amp: Amp) -> Prepared:
         """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
@@ -120,16 +120,17 @@ class Stepper:
         plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
 
     def _key(self, targets: Targets, options: Options, amp: Amp) -> PlanKey:
-        """Nearly all steps find the very options of the last one: then the key is known."""
+        """Nearly all steps find the very options of the last one: then the key is known. Counts that are on the device,
+        as with a GradScaler, stay there."""
         sizes = [*map(len, targets.params_by_group)]
-        if self._key_of is not None and amp is NO_AMP:
+        if self._key_of is not None:
             known, key = self._key_of
-            if known is options and key.sizes == sizes:
+            if known is options and key.sizes == sizes and (amp is NO_AMP or key.on_device):
                 return key
         on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
         chosen = [group.get("backend") for group in targets.groups]
         key = PlanKey(on_device, sizes, chosen, options.flags, options.storages)
-        self._key_of = (options, key) if amp is NO_AMP else None
+        self._key_of = options, key
         return key
 
     def read(self, groups: Sequence[Group]) -> Options:

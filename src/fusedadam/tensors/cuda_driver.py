@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from typing import Any
 
 import torch
 
 # Copies from pageable memory of up to 64 KB: the driver takes the bytes along with the command, and does not wait.
 SMALL = 1 << 16
+RELAXED = 2  # a mode of CUDA's captures
 INVALID_CONTEXT = 201  # this thread has not used the device yet
 
 
@@ -36,19 +38,42 @@ class Driver:
         stream = torch._C._cuda_getCurrentRawStream(device)
         for kernel in kernels:
             status = self._launch(*kernel.configuration, stream, kernel.pointers, None)
-            if status == INVALID_CONTEXT:
-                self._make_current(device)
-                status = self._launch(*kernel.configuration, stream, kernel.pointers, None)
             if status != 0:
-                self._check(status)
+                self._retry(status, device, functools.partial(self.launch, [kernel], device))
+
+    def launch_graph(self, graph: Graph, device: int) -> None:
+        status = graph.launch(device)
+        if status != 0:
+            self._retry(status, device, lambda: self.launch_graph(graph, device))
 
     def copy(self, target: int, source: int, nbytes: int, device: int) -> None:
         """From pageable memory of the host, which may change as soon as this returns; at most SMALL bytes."""
         status = self._copy(target, source, nbytes, torch._C._cuda_getCurrentRawStream(device))
-        if status == INVALID_CONTEXT:
-            self._make_current(device)
-            status = self._copy(target, source, nbytes, torch._C._cuda_getCurrentRawStream(device))
-        self._check(status)
+        if status != 0:
+            self._retry(status, device, lambda: self.copy(target, source, nbytes, device))
+
+    def _retry(self, status: int, device: int, again: Callable[[], None]) -> None:
+        """Once more, if only the context that torch uses on a device was not yet current in this thread."""
+        if status != INVALID_CONTEXT:
+            self.check(status)
+        current = c_void_p()
+        self.check(self._library.cuCtxGetCurrent(byref(current)))
+        if current.value:
+            self.check(status)
+        context, handle = c_void_p(), c_int()
+        self.check(self._library.cuDeviceGet(byref(handle), device))
+        self.check(self._library.cuDevicePrimaryCtxRetain(byref(context), handle))
+        self.check(self._library.cuCtxSetCurrent(context))
+        again()
+
+    def graph(self, kernels: Sequence[Kernel]) -> Graph:
+        """The kernels, one after the other, as one command; with the arguments that they have now."""
+        mode = c_int(RELAXED)  # or else a capture in another thread, in torch's usual mode, would forbid it
+        self.check(self._library.cuThreadExchangeStreamCaptureMode(byref(mode)))
+        try:
+            return Graph(self._library, self.check, kernels)
+        finally:
+            self.check(self._library.cuThreadExchangeStreamCaptureMode(byref(mode)))
 
     def parameter_sizes(self, function: int) -> list[int]:
         """The bytes of each parameter of a kernel."""
@@ -58,14 +83,7 @@ class Driver:
             sizes.append(size.value)
         return sizes
 
-    def _make_current(self, device: int) -> None:
-        """Makes the context that torch uses on a device current in this thread."""
-        context, handle = c_void_p(), c_int()
-        self._check(self._library.cuDeviceGet(byref(handle), device))
-        self._check(self._library.cuDevicePrimaryCtxRetain(byref(context), handle))
-        self._check(self._library.cuCtxSetCurrent(context))
-
-    def _check(self, status: int) -> None:
+    def check(self, status: int) -> None:
         if status != 0:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(status, byref(text))
@@ -73,6 +91,55 @@ class Driver:
                 f"CUDA reports error {status} ({(text.value or b'unknown').decode()}), of this launch or of anything "
                 "that ran before; set CUDA_LAUNCH_BLOCKING=1 to see where it comes from"
             )
+
+
+class Graph:
+    """Kernels in a row, which one call launches. It is put together from the kernels themselves: nothing is captured
+    from a stream, so no other thread, allocation or capture can come between."""
+
+    def __init__(self, library: ctypes.CDLL, check: Callable[[int], None], kernels: Sequence[Kernel]) -> None:
+        self._check, self._launch = check, library.cuGraphLaunch
+        self._update = library.cuGraphExecKernelNodeSetParams_v2
+        self._launch.argtypes = [c_void_p, c_void_p]
+        self._update.argtypes = [c_void_p, c_void_p, c_void_p]
+        graph, executable = c_void_p(), c_void_p()
+        check(library.cuGraphCreate(byref(graph), c_uint(0)))
+        weakref.finalize(self, library.cuGraphDestroy, graph).atexit = False
+        self._nodes: list[int | None] = []
+        self._parameters = [_NodeParameters(kernel) for kernel in kernels]
+        for parameters in self._parameters:
+            node, before = c_void_p(), self._nodes[-1:]
+            waits_for, count = (c_void_p * len(before))(*before), c_size_t(len(before))
+            check(library.cuGraphAddKernelNode_v2(byref(node), graph, waits_for, count, byref(parameters)))
+            self._nodes.append(node.value)
+        check(library.cuGraphInstantiateWithFlags(byref(executable), graph, c_ulonglong(0)))
+        weakref.finalize(
+            self, library.cuGraphExecDestroy, executable
+        ).atexit = False  # after it has run, if it runs now
+        self._executable = executable.value
+
+    def update(self, index: int) -> None:
+        """Takes the present arguments of a kernel; launches that are on their way keep theirs."""
+        status = self._update(self._executable, self._nodes[index], self._parameters[index].address)
+        if status != 0:
+            self._check(status)
+
+    def launch(self, device: int) -> int:
+        status: int = self._launch(self._executable, torch._C._cuda_getCurrentRawStream(device))
+        return status
+
+
+class _NodeParameters(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2"""
+
+    _fields_ = (
+        ("function", c_void_p), *((f"{what}_{axis}", c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", c_uint), ("arguments", c_void_p), ("extra", c_void_p), ("kernel", c_void_p), ("context", c_void_p),
+    )  # fmt: skip
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(*kernel.configuration, ctypes.addressof(kernel.pointers))
+        self.address, self.alive = ctypes.addressof(self), kernel
 
 
 class Kernel:

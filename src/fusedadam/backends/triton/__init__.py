@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fusedadam import compat, generated
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
-from fusedadam.backends.triton.launching import Queue, Ready, StageKernel, joined, on
+from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars, StageKernel, joined
 from fusedadam.engine.backend import Action, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -198,27 +198,16 @@ def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
         table.on_device, table.on_device.view(torch.float64), len(table), 0 if is_hosted else launch.counts,
         launch.members, count, launch.options, launch.options.view(torch.float64), TENSORS,
     )  # fmt: skip
-    step_at = 3
     function = _compile(f"{table.specialized.rule.name}_scalars", text)
     ready = Ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
-
-    def run(step: int) -> None:
-        with on(table.device):
-            ready({step_at: step} if is_hosted else None)
-
-    return run
+    return Scalars(table.device, ready, 3 if is_hosted else None)
 
 
 def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
     no_inf = keep_for_graph(torch.zeros(1, device=table.device))
-    arguments, inf_at = (counts, places, len(places), no_inf, TENSORS), 3
+    arguments = (counts, places, len(places), no_inf, TENSORS)
     ready = Ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
-
-    def count() -> None:
-        with on(table.device):
-            ready(None if table.found_inf is None else {inf_at: table.found_inf})
-
-    return count
+    return Counting(table, ready, inf_at=3)
 
 
 SCALARS = ScalarKernels(evaluate_scalars, count_steps)

@@ -6,15 +6,17 @@ checks what it assumes about a kernel: how many parameters there are, and how la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from fusedadam.tensors.cuda_driver import Driver, Kernel, driver_of, raw
+from fusedadam.tensors.cuda_driver import Driver, Graph, Kernel, driver_of, raw
 
 POINTER_SIZE = 8
+GRAPH_AFTER = 2  # launches of the same kernels
 # beyond a kernel's own parameters: memory that Triton allocates for a launch, if a kernel asks for some
 SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
@@ -24,7 +26,7 @@ class DirectKernel:
 
     def __init__(self, driver: Driver, device: int, kernel: Kernel, word_of: Mapping[int, int], alive: object) -> None:
         self.driver, self.device, self.kernel = driver, device, kernel
-        self._word_of, self._words, self._alive = word_of, list(kernel.words), alive
+        self.word_of, self._words, self._alive = word_of, list(kernel.words), alive
 
     def __call__(self, changed: Mapping[int, Any] | None = None) -> None:
         words = self.kernel.words
@@ -32,12 +34,12 @@ class DirectKernel:
             self.driver.launch([self.kernel], self.device)
             return
         for place, argument in changed.items():
-            words[self._word_of[place]] = raw(argument)
+            words[self.word_of[place]] = raw(argument)
         try:
             self.driver.launch([self.kernel], self.device)
         finally:
             for place in changed:
-                words[self._word_of[place]] = self._words[self._word_of[place]]
+                words[self.word_of[place]] = self._words[self.word_of[place]]
 
 
 def kernel(
@@ -67,14 +69,47 @@ def kernel(
     return DirectKernel(driver, device.index, made, word_of, alive=(compiled, arguments))
 
 
-def launcher(kernels: Sequence[DirectKernel]) -> Callable[[], None]:
-    """Launches them one after the other; all are of one device."""
-    first, every = kernels[0], [kernel.kernel for kernel in kernels]
+class Varying(NamedTuple):
+    """An argument of a kernel in a queue that may differ from launch to launch."""
 
-    def launch(_alive: object = tuple(kernels)) -> None:
-        first.driver.launch(every, first.device)
+    kernel: int  # its number in the queue
+    place: int  # the position of the argument
+    name: str
 
-    return launch
+
+class DirectQueue:
+    """Kernels of one device, launched one after the other; as one CUDA graph, once they have been launched a few
+    times."""
+
+    def __init__(self, kernels: Sequence[DirectKernel], varying: Sequence[Varying]) -> None:
+        self._driver, self._device, self._alive = kernels[0].driver, kernels[0].device, kernels
+        self._kernels = [kernel.kernel for kernel in kernels]
+        self._varying = [(k, kernels[k].kernel.words, kernels[k].word_of[place], name) for k, place, name in varying]
+        self._launches = 0
+        self._graph: Graph | None = None
+        self._is_graph = len(kernels) > 1 and graphs_are_wanted()
+
+    def __call__(self, values: Mapping[str, int]) -> None:
+        """``values``: of the varying arguments, by their names."""
+        changed = []
+        for k, words, at, name in self._varying:
+            if words[at] != values[name]:
+                words[at] = values[name]
+                changed.append(k)
+        if self._graph is None or torch._C._cuda_isCurrentStreamCapturing():
+            self._driver.launch(self._kernels, self._device)
+            self._launches += 1
+            if self._is_graph and self._launches >= GRAPH_AFTER:
+                self._graph = self._driver.graph(self._kernels)
+        else:
+            for k in dict.fromkeys(changed):
+                self._graph.update(k)
+            self._driver.launch_graph(self._graph, self._device)
+
+
+def graphs_are_wanted() -> bool:
+    """``FUSEDADAM_CUDA_GRAPHS=0`` turns them off."""
+    return os.environ.get("FUSEDADAM_CUDA_GRAPHS", "1") != "0"
 
 
 def _passed(source: Any) -> list[tuple[int, str]] | None:

@@ -7,7 +7,7 @@ need not look at its arguments again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.backends.triton import direct, ops
-from fusedadam.engine.backend import Action
+from fusedadam.engine.backend import Joined
 from fusedadam.engine.launch_table import LaunchTable
 
 
@@ -45,26 +45,22 @@ class Ready:
         else:  # addresses instead of tensors: Triton would look each of them up and have the driver check it
             self._launch(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
 
-    @property
-    def unscaled(self) -> Ready:
-        return self
-
 
 class StageKernel:
     """The kernel of a stage, and its twin for scaled gradients, which is compiled when there are some."""
 
     def __init__(self, table: LaunchTable, unscaled: Ready, make_scaled: Callable[[], Ready], scale_at: int) -> None:
-        self._table, self.unscaled, self._make_scaled = table, unscaled, functools.cache(make_scaled)
-        self._scale_at = scale_at  # the arguments there are the scale, and whether an infinity was found
-        table.compile_scaled.append(self._make_scaled)
+        self._table, self.unscaled, self.scaled = table, unscaled, functools.cache(make_scaled)
+        self.amp_at = (scale_at, scale_at + 1)  # the arguments there are the scale, and whether an infinity was found
+        table.compile_scaled.append(self.scaled)
 
     def __call__(self) -> None:
         table = self._table
         if table.grad_scale is None and table.found_inf is None:
             self.unscaled()
         else:
-            given = enumerate((table.grad_scale, table.found_inf), self._scale_at)
-            self._make_scaled()({place: tensor for place, tensor in given if tensor is not None})
+            given = zip(self.amp_at, (table.grad_scale, table.found_inf), strict=True)
+            self.scaled()({place: tensor for place, tensor in given if tensor is not None})
 
 
 class Queue:
@@ -73,28 +69,73 @@ class Queue:
     def __init__(self, device: torch.device, kernels: Sequence[Ready | StageKernel]) -> None:
         self.device, self.kernels = device, kernels
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, _: Any = None, /) -> None:
         with on(self.device):
             for kernel in self.kernels:
                 kernel()
 
+    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
+        """The kernels, and which of their arguments are the scale and whether there was an infinity."""
+        for kernel in self.kernels:
+            if is_scaled and isinstance(kernel, StageKernel):
+                yield kernel.scaled(), dict(zip(("scale", "inf"), kernel.amp_at, strict=True))
+            else:
+                yield (kernel.unscaled if isinstance(kernel, StageKernel) else kernel), {}
 
-def joined(runs: Sequence[Callable[..., None]]) -> Action | None:
-    """Several queues of a step without a GradScaler as one, if CUDA's driver can launch all of it."""
+
+class Scalars(Queue):
+    """The kernel that evaluates scalars. ``step_at``: which argument is the number of the step, if the host counts."""
+
+    def __init__(self, device: torch.device, kernel: Ready, step_at: int | None) -> None:
+        super().__init__(device, [kernel])
+        self._kernel, self._step_at = kernel, step_at
+
+    def __call__(self, step: Any = 0, /) -> None:
+        with on(self.device):
+            self._kernel(None if self._step_at is None else {self._step_at: step})
+
+    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
+        yield self._kernel, {} if self._step_at is None else {"step": self._step_at}
+
+
+class Counting(Queue):
+    """The kernel that counts a step, unless the argument at ``inf_at`` says that there was an infinity."""
+
+    def __init__(self, table: LaunchTable, kernel: Ready, inf_at: int) -> None:
+        super().__init__(table.device, [kernel])
+        self._table, self._kernel, self._inf_at = table, kernel, inf_at
+
+    def __call__(self, _: Any = None, /) -> None:
+        with on(self.device):
+            self._kernel(None if self._table.found_inf is None else {self._inf_at: self._table.found_inf})
+
+    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
+        yield self._kernel, {"inf": self._inf_at} if is_scaled else {}
+
+
+def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | None:
+    """Several queues of a step as one, if CUDA's driver can launch all of it."""
     queues = [run for run in runs if isinstance(run, Queue)]
-    kernels = [kernel.unscaled.direct for queue in queues for kernel in queue.kernels]
+    parts = [part for queue in queues for part in queue.parts(is_scaled)]
+    kernels = [ready.direct for ready, _ in parts]
     found = [kernel for kernel in kernels if kernel is not None]
-    if len(queues) < len(runs) or len(found) < len(kernels) or len({queue.device for queue in queues}) != 1:
+    if not runs or len(queues) < len(runs) or len(found) < len(kernels) or len({q.device for q in queues}) != 1:
         return None
-    device, launch = queues[0].device, direct.launcher(found)
+    varying = [direct.Varying(k, at, name) for k, (_, places) in enumerate(parts) for name, at in places.items()]
+    launch, device = direct.DirectQueue(found, varying), queues[0].device
+    neither = {"scale": torch.ones(1, device=device), "inf": torch.zeros(1, device=device)} if is_scaled else {}
 
-    def run() -> None:
+    def run(step: int = 0, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         if direct.has_hooks():
             for queue in queues:
-                queue()
-        else:
-            with on(device):
-                launch()
+                queue(step)
+            return
+        values = {"step": step}
+        if is_scaled:
+            values["scale"] = (neither["scale"] if grad_scale is None else grad_scale).data_ptr()
+            values["inf"] = (neither["inf"] if found_inf is None else found_inf).data_ptr()
+        with on(device):
+            launch(values)
 
     return run
 
