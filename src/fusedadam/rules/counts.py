@@ -55,11 +55,10 @@ class Powers:
         return factors[d]
 
     def power(self, number: int) -> float:
-        a, b, c, d = (
-            self.factor(k, number >> shift & size - 1)
-            for k, (shift, size) in enumerate(zip(SHIFTS, SIZES, strict=True))
-        )
-        return (a * b) * (c * d)
+        (_, i, j, k), (a, b, c, d) = SHIFTS, SIZES
+        factor = self.factor
+        low = factor(0, number & a - 1) * factor(1, number >> i & b - 1)
+        return low * (factor(2, number >> j & c - 1) * factor(3, number >> k & d - 1))
 
     @functools.cached_property
     def table(self) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -70,6 +70,9 @@ def _function(address: int) -> Callable[[int], None]:
 
 
 def run_in_pool(work: Callable[[], object], threads: int) -> None:
+    if threads == 1:
+        work()
+        return
     futures: list[Future[object]] = []
     try:
         with contextlib.suppress(RuntimeError):  # shutting down, or another thread has just replaced this pool
