@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fusedadam.engine.launch import Amp
+from fusedadam.engine.launch import NO_AMP
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
@@ -115,7 +115,7 @@ class InBackward:
         self._check(stepper, targets)  # options may have changed
         optimizer._begin_copies()
         with torch._C.DisableTorchFunction():
-            stepper.run(stepper.prepare(targets, Amp()))
+            stepper.run(stepper.prepare(targets, NO_AMP))
         self._updated.add(param)
         param.grad = None
 

@@ -580,3 +580,21 @@ def test_a_cpu_needs_no_compiler(tmp_path):
         timeout=120,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_a_profiler_sees_every_step():
+    """Also in the middle of training: outside a profiler, steps leave no record."""
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = fusedadam.AdamW([param])
+
+    def step():
+        param.grad = torch.ones(3)
+        optimizer.step()
+
+    step()
+    with torch.autograd.profiler.profile() as profile:
+        step()
+        step()
+    step()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["Optimizer.step#AdamW.step"] == 2

@@ -14,6 +14,7 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.backends import triton
 from fusedadam.engine.device_scalars import DeviceScalars
+from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch_table import STEP, LaunchTable
 from fusedadam.engine.member import Member
 from fusedadam.engine.scalar_kernel import ScalarKernel
@@ -150,9 +151,29 @@ def test_the_number_of_the_step_for_the_noise_of_stochastic_rounding():
     table = launch.table
     assert table.is_stochastic
     device = DeviceScalars(optimizer.rule, table, torch.tensor([41.0]), slice(None), np.zeros(1, dtype=np.int64))
-    _, options = optimizer._stepper.read(optimizer.param_groups)
-    device.update(options)
+    device.update(optimizer._stepper.read(optimizer.param_groups).hyper_parameters)
     assert table.words[table.fields[STEP]].tolist() == [42]
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda c: c.id)
+def test_where_the_host_counts_the_number_of_the_step_is_an_argument(case):
+    """The bits are those that the host computes, unless a cosine is among them: then it is left to the host."""
+    table, _ = table_of(case)
+    numbers = [as_options(case, **({"lr": lr} if "lr" in case.options else {})) for lr in (1e-2, 3e-4, 5e-3)]
+    kernel = ScalarKernel(table.backend.scalars, case.rule, table, None, slice(None), GROUPS)
+    host = HostScalars(case.rule, GROUPS, np.arange(len(SHAPES)), slice(None), np.array([], dtype=np.int64))
+    for step in (1, 2, 64, 4097, 2**24 + 1):
+        table.set_scalars(*host.of(float(step), numbers))
+        expected = table.numbers[: len(table.scalars)].copy()
+        table.numbers[: len(table.scalars)] = np.nan
+        if kernel.update(numbers, step):
+            assert_same_bits(table.numbers[: len(table.scalars)], expected)
+        else:
+            assert not case.rule.scalar_program(tuple(strings(case, numbers[0]))).is_exact
+
+
+def strings(case, options):
+    return [(n, v) for n, v in zip(case.rule.hyper_parameters, options, strict=True) if isinstance(v, str)]
 
 
 class Watched:

@@ -29,7 +29,7 @@ def test_preparing_changes_nothing():
     before = states["a"]["step"]
     counts.prepare({"a": before, "b": 1.0}, {}, HOST)
     assert states["a"]["step"] is before
-    assert counts.next(slice(None)).tolist() == [4.0]
+    assert counts.next(slice(None)) == 4.0
 
 
 def test_views_that_are_still_good_are_kept():
@@ -45,3 +45,26 @@ def test_places_of_everyone_in_order_are_a_slice():
     prepared, _ = taken(StepCounts(), {"a": 1.0, "b": 2.0})
     assert prepared.places("ab") == slice(None)
     assert prepared.places("ba").tolist() == [1, 0]
+
+
+def test_equal_counts_are_one_number_until_someone_writes_there():
+    counts = StepCounts()
+    prepared, states = taken(counts, {"a": 6.0, "b": 6.0})
+    places = prepared.places("ab")
+    for number in (7.0, 8.0):
+        assert counts.next(places) == number
+        counts.set(places, counts.next(places))
+    states["b"]["step"].fill_(20)
+    assert counts.next(places).tolist() == [9.0, 21.0]
+    counts.set(places, counts.next(places))
+    states["a"]["step"].fill_(21)
+    assert counts.next(places) == 22.0
+
+
+def test_counts_end_where_float32_has_no_next_number():
+    counts = StepCounts()
+    prepared, states = taken(counts, {"a": 2.0**24 - 1})
+    for _ in range(3):
+        counts.set(prepared.places("a"), counts.next(prepared.places("a")))
+    assert states["a"]["step"].item() == 2.0**24
+    assert counts.next(prepared.places("a")) == 2.0**24 + 1

@@ -41,17 +41,18 @@ class ScalarLaunch(NamedTuple):
     table: LaunchTable
     program: ScalarProgram
     kinds: Kinds  # of each of the program's arguments: what it is in one group or another
-    counts: Tensor
+    counts: Tensor | None  # None: the host counts, and hands the number of the step to every launch
     members: Tensor
     options: Tensor
 
 
 class ScalarKernels(NamedTuple):
-    """``evaluate`` returns a function that writes the scalars of the next step into the table. ``count_steps``
+    """``evaluate`` returns a function that writes the scalars of the next step into the table; its argument is the
+    number of the step, where the host counts. ``count_steps``
     returns a function that counts the step, unless the table's ``found_inf`` is set: its arguments are the table, the
     step counts and the positions of the members' counts."""
 
-    evaluate: Callable[[ScalarLaunch], Action]
+    evaluate: Callable[[ScalarLaunch], Callable[[int], None]]
     count_steps: Callable[[LaunchTable, Tensor, Tensor], Action]
 
 

@@ -20,31 +20,46 @@ class HostScalars:
     def __init__(self, rule: Rule, groups: Int64s, counted: Int64s, places: Places, uncounted: Int64s) -> None:
         self._rule, self._groups, self.places = rule, groups, places
         self._counted, self._uncounted, self.counts_any = counted, uncounted, len(counted) > 0
-        self._counted_groups, self._group_of = np.unique(groups[counted], return_inverse=True)
+        self._last: tuple[Any, list[tuple[dict[str, Any], bool]], Int64s] | None = None
 
     def __bool__(self) -> bool:
         return self.counts_any or len(self._uncounted) > 0
 
-    def of(self, steps: Floats, options: Sequence[HyperParameters]) -> tuple[list[Mapping[str, Any]], Int64s]:
-        """The scalars of every (options, step) that occurs, and for each member which of them are its own."""
-        options = [tuple(float(v) if isinstance(v, Tensor) else v for v in group) for group in options]
-        if len(steps) and steps.min() == steps.max():  # as good as always: one set for each group
-            keys = [(options[group], float(steps[0])) for group in self._counted_groups]
-            key_of = self._group_of
-        else:
-            groups = self._groups[self._counted].tolist()
-            keys = [(options[group], step) for group, step in zip(groups, steps.tolist(), strict=True)]
-            key_of = np.arange(len(keys))
-        keys += [(options[self._groups[k]], 1.0) for k in self._uncounted]  # without an element, any step will do
+    def of(self, steps: float | Floats, options: Sequence[HyperParameters]) -> tuple[list[Mapping[str, Any]], Int64s]:
+        """The scalars of every (options, step) that occurs, and for each member which of them are its own. ``steps``:
+        of all counted members, or of each."""
+        if isinstance(steps, float):
+            sets, set_of = self._sets_of_groups(options)
+            return [self._rule.scalars(step=steps if counted else 1.0, **values) for values, counted in sets], set_of
+        groups = self._groups[self._counted].tolist()
+        keys = [(_numbers(options[group]), step) for group, step in zip(groups, steps.tolist(), strict=True)]
+        keys += [(_numbers(options[self._groups[k]]), 1.0) for k in self._uncounted]
         scalars, order = self._rule.scalars_of(keys)
         set_of = np.zeros(len(self._groups), dtype=np.int64)
-        different = len(keys) - len(self._uncounted)
-        set_of[self._counted] = np.array(order[:different], dtype=np.int64)[key_of]
-        set_of[self._uncounted] = order[different:]
+        set_of[np.concatenate([self._counted, self._uncounted])] = order
         return scalars, set_of
 
-    def by_member(self, steps: Floats) -> Floats:
+    def _sets_of_groups(self, options: Sequence[HyperParameters]) -> tuple[list[tuple[dict[str, Any], bool]], Int64s]:
+        """The hyper-parameters that differ, with whether they are of members that are counted (without an element, any
+        step will do), and for each member which of them are its own. Most steps have the options of the last one."""
+        if self._last is not None and self._last[0] is options:
+            return self._last[1:]
+        keys = [(_numbers(options[self._groups[k]]), True) for k in self._counted]
+        keys += [(_numbers(options[self._groups[k]]), False) for k in self._uncounted]
+        order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+        set_of = np.zeros(len(self._groups), dtype=np.int64)
+        set_of[np.concatenate([self._counted, self._uncounted])] = [order[key] for key in keys]
+        sets = [(dict(zip(self._rule.hyper_parameters, values, strict=True)), counted) for values, counted in order]
+        are_numbers = not any(isinstance(value, Tensor) for group in options for value in group)
+        self._last = (options, sets, set_of) if are_numbers else None  # a tensor may change in place
+        return sets, set_of
+
+    def by_member(self, steps: float | Floats) -> Floats:
         """The step of each member; of those without an element, 0."""
         every = np.zeros(len(self._groups))
         every[self._counted] = steps
         return every
+
+
+def _numbers(options: HyperParameters) -> HyperParameters:
+    return tuple(float(v) if isinstance(v, Tensor) else v for v in options)

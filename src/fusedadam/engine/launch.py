@@ -42,6 +42,9 @@ class Run(NamedTuple):
     copies: list[tuple[str, Tensor, Tensor]]  # role, original, copy
 
 
+WITHOUT_TENSORS = Run([], [])
+
+
 class Launch:
     """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
@@ -52,7 +55,10 @@ class Launch:
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
-        run = Run([dict(roles[k]) for k in self.table.member_indices] if self.needs_tensors else [], [])
+        if not self.needs_tensors:
+            self.table.send()
+            return WITHOUT_TENSORS
+        run = Run([dict(roles[k]) for k in self.table.member_indices], [])
         for role, k in self.table.copied:
             original = run.roles[k][role]
             run.roles[k][role] = copy = copy_with(original, self.table.strides_of(role, k, original))
@@ -81,6 +87,7 @@ class Launches:
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
+        self._amp = NO_AMP  # of the last run
         self.needs_tensors = any(launch.needs_tensors for launch in self)
         self.is_stochastic = any(launch.table.is_stochastic for launch in self)
 
@@ -100,12 +107,13 @@ class Launches:
         tensors whose autograd version is incremented. ``count`` is called when nothing can fail anymore, just before
         the first write."""
         self._set_amp(amp)
-        runs = [launch.begin(roles) for launch in self]
+        runs = [launch.begin(roles) for launch in self._all]
         count()
         for action in self._schedule:
             action(runs)
-        for launch, run in zip(self, runs, strict=True):
-            launch.end(run)
+        if self.needs_tensors:
+            for launch, run in zip(self, runs, strict=True):
+                launch.end(run)
         # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
         torch.autograd.graph.increment_version(written)
 
@@ -122,6 +130,9 @@ class Launches:
                 launch.table.set_steps(steps[launch.table.member_indices])
 
     def _set_amp(self, amp: Amp) -> None:
+        if amp is NO_AMP and self._amp is NO_AMP:
+            return
+        self._amp = amp
         for launch in self:
             table = launch.table
             table.grad_scale, table.found_inf = amp.on(table.device)

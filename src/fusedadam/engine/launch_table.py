@@ -24,7 +24,7 @@ from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
 from fusedadam.tensors.formats.noise import seed_word
 from fusedadam.tensors.layout import address_of, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import INDEX_FIELDS, IndexMap
-from fusedadam.tensors.transfer import pinned, sent
+from fusedadam.tensors.transfer import sent, update
 
 # The fields of sums and of values by row have these names before the value's own, in tables and in generated kernels.
 PARTIAL = "_part_"  # where the sums of segments are kept until they are combined
@@ -195,7 +195,7 @@ class LaunchTable(Geometry):
         scalars, arrays = len(self.scalars) + self.is_stochastic, len(self.arrays) if self.moved else 0
         changed = slice(scalars if self.scalars_on_device else 0, scalars + arrays)
         if changed.stop > changed.start:
-            self.on_device[changed].copy_(pinned(self.words[changed]), non_blocking=True)
+            update(self.on_device, self.words, changed)
         self.moved = False
 
     def value(self, name: str) -> Tensor:

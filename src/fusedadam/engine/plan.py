@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.engine.device_scalars import DeviceScalars
-from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
 from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
+from fusedadam.engine.scalar_kernel import ScalarKernel
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
@@ -118,6 +119,12 @@ class Plan:
         self._host_scalars = HostScalars(
             rule, groups, np.array(hosted, dtype=np.int64), places, np.array(absent, dtype=np.int64)
         )
+        self._last_options: Sequence[HyperParameters] | None = None
+        self._scalar_kernels = [
+            (table, ScalarKernel(table.backend.scalars, rule, table, None, slice(None), groups[table.member_indices]))
+            for table in tables
+            if table.home != HOST and not table.is_absent and not table.scalars_on_device and table.backend.scalars
+        ]
         return [*prepared, counts]
 
     def _take_snapshot(
@@ -166,9 +173,7 @@ class Plan:
             return
         next_steps = step_counts.next(self._host_scalars.places)
         if self._host_scalars:
-            self.launches.set_scalars(*self._host_scalars.of(next_steps, options))
-            if self.launches.is_stochastic:
-                self.launches.set_steps(self._host_scalars.by_member(next_steps))
+            self._set_host_scalars(next_steps, options)
         for scalars in self._device_scalars:
             scalars.update(options)
 
@@ -179,6 +184,17 @@ class Plan:
 
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         self.launches.execute(self._roles(tensors), written, amp, count)
+
+    def _set_host_scalars(self, steps: float | Floats, options: Sequence[HyperParameters]) -> None:
+        """Where options are as in the last step, the device computes scalars from them and the number of the step: one
+        launch takes less time than their computation and their way to the device."""
+        same, self._last_options = options is self._last_options, options
+        for table, kernel in self._scalar_kernels:
+            table.scalars_on_device = same and isinstance(steps, float) and kernel.update(options, int(steps))
+        if any(not launch.table.scalars_on_device for launch in self.launches):
+            self.launches.set_scalars(*self._host_scalars.of(steps, options))
+            if self.launches.is_stochastic:
+                self.launches.set_steps(self._host_scalars.by_member(steps))
 
     def _roles(self, tensors: Tensors) -> Sequence[Roles]:
         """The local tensors of each member, if a launch needs more than their addresses."""

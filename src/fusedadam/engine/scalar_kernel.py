@@ -18,14 +18,14 @@ from __future__ import annotations
 import functools
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import Action, Kinds, ScalarKernels, ScalarLaunch
+from fusedadam.engine.backend import Kinds, ScalarKernels, ScalarLaunch
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.step_counts import Places
@@ -72,33 +72,41 @@ class Part(NamedTuple):
 
     groups: tuple[int, ...]
     launch: ScalarLaunch
-    run: Action
+    run: Callable[[int], None]
 
 
 class ScalarKernel:
-    """The arguments are those of DeviceScalars."""
+    """The arguments are those of DeviceScalars. Without ``flat``, the host counts: all members have the same step."""
 
     def __init__(
-        self, kernels: ScalarKernels, rule: Rule, table: LaunchTable, flat: Tensor, places: Places, groups: Int64s
+        self,
+        kernels: ScalarKernels,
+        rule: Rule,
+        table: LaunchTable,
+        flat: Tensor | None,
+        places: Places,
+        groups: Int64s,
     ) -> None:
         self._evaluate, self._rule, self._table, self._flat = kernels.evaluate, rule, table, flat
-        self._places: Int64s = np.arange(len(flat))[places]
+        self._places: Int64s = np.arange(len(groups) if flat is None else len(flat))[places]
         self._groups, self._distinct_groups = groups, list(dict.fromkeys(groups.tolist()))
-        self.count = kernels.count_steps(table, flat, sent(self._places, table.home))
+        if flat is not None:
+            self.count = kernels.count_steps(table, flat, sent(self._places, table.home))
         self._seen: list[HyperParameters] | None = None  # the options that the parts have
         self._live: dict[int, Live] = {}  # by the tensor's id
         self._converted: dict[int, Converted] = {}
         self._parts: dict[Strings, Part] = {}
-        self._runs: list[Action] = []
+        self._runs: list[Callable[[int], None]] = []
 
-    def update(self, options: Sequence[HyperParameters]) -> bool:
-        """Writes the scalars of the next step into the table; False if there is no program that computes them."""
+    def update(self, options: Sequence[HyperParameters], step: int = 0) -> bool:
+        """Writes the scalars of the next step into the table; False if there is no program that computes them.
+        ``step``: its number, where the host counts."""
         if not self._is_current(options) and not self._take(options):
             return False
         for converted in self._converted.values():
             converted.update()
         for run in self._runs:
-            run()
+            run(step)
         return True
 
     def _is_current(self, options: Sequence[HyperParameters]) -> bool:
@@ -123,7 +131,7 @@ class ScalarKernel:
         self._live, self._converted, parts = {}, {}, {}
         for strings, groups in by_strings.items():
             program = programs[strings]
-            if program is None:
+            if program is None or (self._flat is None and not program.is_exact):
                 return False
             parts[strings] = self._part(strings, program, tuple(groups), [by_group[group] for group in groups])
         self._parts = parts

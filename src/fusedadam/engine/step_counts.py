@@ -39,6 +39,7 @@ class StepCounts:
     def __init__(self) -> None:
         self._flats: dict[torch.device, Tensor] = {HOST: _flat([], HOST)}
         self._numbers = self._flats[HOST].numpy()
+        self._left = b"", 0.0  # all counts on the host as the last step left them, and the number they have in common
         self.in_graph = False  # whether a CUDA graph has captured addresses of counts
 
     @property
@@ -70,12 +71,18 @@ class StepCounts:
         self._flats[counts.home] = counts.flat
         self._numbers = self._flats[HOST].numpy()  # every time: share_memory_() may have moved the storage
 
-    def next(self, places: Places) -> Floats:
-        """The numbers of the next steps, for counts on the host."""
-        return self._numbers[places] + np.float64(1)
+    def next(self, places: Places) -> float | Floats:
+        """The numbers of the next steps, for counts on the host; only one if they are equal, as nearly always."""
+        counts, common = self._left
+        if isinstance(places, slice) and self._numbers.tobytes() == counts:  # faster than any comparison of numbers
+            return common + 1
+        steps: Floats = self._numbers[places] + np.float64(1)
+        return float(steps[0]) if len(steps) and steps.min() == steps.max() else steps
 
-    def set(self, places: Places, steps: Floats) -> None:
+    def set(self, places: Places, steps: float | Floats) -> None:
         self._numbers[places] = steps
+        if isinstance(places, slice) and isinstance(steps, float):
+            self._left = self._numbers.tobytes(), float(np.float32(steps))
 
     def _place(self, step: Any, home: torch.device) -> int | None:
         """The position of a count in the flat tensor, or None if it is no view of it."""

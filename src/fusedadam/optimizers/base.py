@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fusedadam import backends, checks
-from fusedadam.engine.launch import Amp, norm_of
+from fusedadam.engine.launch import NO_AMP, Amp, norm_of
 from fusedadam.optimizers import (
     callers,
     capture,
@@ -25,14 +28,16 @@ from fusedadam.optimizers import (
     weights,
 )
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
-from fusedadam.optimizers.group_options import Flags
+from fusedadam.optimizers.group_options import Options
 from fusedadam.optimizers.stepper import Stepper, Targets
-from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, Rule, SpecializedRule
+from fusedadam.rules.rule import PARAM_FLAGS, Rule, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 
 if TYPE_CHECKING:
     from fusedadam.in_backward import InBackward
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -163,7 +168,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     @_disable_dynamo  # under torch.compile: one break of the graph, and kernels of our own
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
         self._check_may_step()
@@ -174,13 +178,34 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._in_backward is not None:
             self._in_backward.end_iteration()
         # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), torch.no_grad():
             self._step()
         return loss
 
+    @staticmethod
+    def profile_hook_step(func: Callable[P, R]) -> Callable[P, R]:
+        """Called by torch, once for each class, to add hooks and a profiler's record to ``step``. They take as long as
+        a small step does, so a step without hooks, outside a profiler, does without."""
+        watched = torch.optim.Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(*args: P.args, **kwargs: P.kwargs) -> R:
+            optimizer: Any = args[0]
+            is_watched = (
+                optimizer._optimizer_step_pre_hooks
+                or optimizer._optimizer_step_post_hooks
+                or _global_optimizer_pre_hooks
+                or _global_optimizer_post_hooks
+                or _profiler_enabled()
+            )
+            return watched(*args, **kwargs) if is_watched else func(*args, **kwargs)
+
+        return step
+
     def _step(self) -> None:
         is_first = not self.state
-        amp = Amp(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
         prepared = self._stepper.prepare(self._targets(), amp)
         if is_first and callers.checkpoint_creates_states():
             self._is_untrained = True
@@ -212,7 +237,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _params(self) -> list[Tensor]:
         return self._targets().params
 
-    def _options(self) -> tuple[list[Flags], list[HyperParameters]]:
+    def _options(self) -> Options:
         """The flags and the hyper-parameters of each group, checked."""
         return self._stepper.read(self.param_groups)
 

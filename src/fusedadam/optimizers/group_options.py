@@ -29,14 +29,22 @@ class Reading(NamedTuple):
     """What was read from a group."""
 
     flags: Flags
-    options: HyperParameters
+    hyper_parameters: HyperParameters
+    storage: Any  # how parameters are kept: equal if nothing about it has changed
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
-    storage: Any = None  # how parameters are kept: equal if nothing about it has changed
 
 
-UNREAD = Reading((), (), [], {}, frozenset())
+UNREAD = Reading((), (), None, [], {}, frozenset())
+
+
+class Options(NamedTuple):
+    """What was read from each group."""
+
+    flags: list[Flags]
+    hyper_parameters: list[HyperParameters]
+    storages: list[Any]
 
 
 class GroupOptions:
@@ -45,20 +53,23 @@ class GroupOptions:
     def __init__(self, optimizer: type[FusedOptimizer]) -> None:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
+        self._last: Options | None = None
 
-    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[HyperParameters]]:
+    def read(self, groups: Sequence[Group]) -> Options:
+        """The very same object as the last time if no option has changed."""
         if len(groups) != len(self._readings):
+            self._last = None
             self._readings = [UNREAD] * len(groups)
         for k, group in enumerate(groups):
             now, last = [*group, *group.values()], self._readings[k]
             if last.mutable or len(now) != len(last.seen) or not all(map(operator.is_, now, last.seen)):
-                self._readings[k] = self._read(group, now, last)
-        return [reading.flags for reading in self._readings], [reading.options for reading in self._readings]
-
-    @property
-    def storages(self) -> list[Any]:
-        """How each group's parameters are kept, as it was read last."""
-        return [reading.storage for reading in self._readings]
+                reading = self._read(group, now, last)
+                self._last = None  # first: this may be interrupted
+                self._readings[k] = reading
+        if self._last is None:
+            flags, hyper_parameters = [r.flags for r in self._readings], [r.hyper_parameters for r in self._readings]
+            self._last = Options(flags, hyper_parameters, [r.storage for r in self._readings])
+        return self._last
 
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
         keys, declared = list(group), self._optimizer
@@ -71,13 +82,13 @@ class GroupOptions:
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
             self._check_changed(group, changed)
-        flags, options, kept = last.flags, last.options, last.storage
+        flags, options, kept = last.flags, last.hyper_parameters, last.storage
         if changed or not same_keys:
             kept = storage.key(declared, group)
             flags = tuple(bool(declared.value(group, name)) for name in declared._flags)
             options = tuple(_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters)
         mutable = frozenset(name for name in {*last.mutable, *found} if name in group and _is_mutable(group[name]))
-        return Reading(flags, options, now, {**(last.checked if same_keys else {}), **found}, mutable, kept)
+        return Reading(flags, options, kept, now, {**(last.checked if same_keys else {}), **found}, mutable)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         self._optimizer.check(for_check(group), names)

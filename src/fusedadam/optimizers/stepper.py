@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from fusedadam import backends
-from fusedadam.engine.launch import Amp
+from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
@@ -20,7 +20,7 @@ from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers import distributed, storage, stored
 from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.group_options import Flags, GroupOptions
+from fusedadam.optimizers.group_options import Flags, GroupOptions, Options
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
 from fusedadam.tensors.formats import FORMATS
 from fusedadam.tensors.shards import is_dtensor
@@ -57,6 +57,16 @@ class Prepared(NamedTuple):
     amp: Amp
 
 
+class PlanKey(NamedTuple):
+    """What a plan depends on besides the tensors."""
+
+    on_device: bool  # the host does not know, or may not ask, which step this is or what a scalar is
+    sizes: list[int]  # of the groups
+    backends: list[str | None]
+    flags: list[Flags]
+    storages: list[Any]
+
+
 class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
@@ -70,25 +80,21 @@ class Stepper:
         self._optimizer, self._is_under_zero = optimizer, is_under_zero
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
-        self._plan_key: list[Any] | None = None  # what the plan takes from the groups
+        self._plan_key: PlanKey | None = None  # of the last plan
+        self._key_of: tuple[Options, PlanKey] | None = None  # of the last options, if there was no GradScaler
 
     def prepare(self, targets: Targets, amp: Amp) -> Prepared:
         """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
-        params = targets.params
-        flags, hyper_parameters = self.read(targets.groups)
-        on_device = self._counts_on_device(targets.groups, hyper_parameters, amp)
+        params, options = targets.params, self.read(targets.groups)
         # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
         plan, self.plan = self.plan, None
-        chosen = (group.get("backend") for group in targets.groups)
-        kept = self._group_options.storages
-        key = [on_device, *zip(map(len, targets.params_by_group), chosen, flags, kept, strict=True)]
-        captured = capturing()
+        key, captured = self._key(targets, options, amp), capturing()
         if captured or key != self._plan_key:
             plan = None
         for _ in range(ATTEMPTS):
             if plan is None:
                 try:
-                    plan, self._plan_key = self._make_plan(targets, flags, on_device), key
+                    plan, self._plan_key = self._make_plan(targets, options.flags, key.on_device), key
                 except Replaced:
                     continue
             answer, tensors = plan.snapshot.compare(params, targets.states)
@@ -96,7 +102,7 @@ class Stepper:
                 plan.place()
             if answer != CHANGED and plan.snapshot.is_of_expected:
                 self._keep(plan, captured)
-                return Prepared(plan, params, tensors, hyper_parameters, amp)
+                return Prepared(plan, params, tensors, options.hyper_parameters, amp)
             plan = None
         raise RuntimeError(
             "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
@@ -113,7 +119,20 @@ class Stepper:
             amp = amp._replace(found_inf=found_inf)
         plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
 
-    def read(self, groups: Sequence[Group]) -> tuple[list[Flags], list[HyperParameters]]:
+    def _key(self, targets: Targets, options: Options, amp: Amp) -> PlanKey:
+        """Nearly all steps find the very options of the last one: then the key is known."""
+        sizes = [*map(len, targets.params_by_group)]
+        if self._key_of is not None and amp is NO_AMP:
+            known, key = self._key_of
+            if known is options and key.sizes == sizes:
+                return key
+        on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
+        chosen = [group.get("backend") for group in targets.groups]
+        key = PlanKey(on_device, sizes, chosen, options.flags, options.storages)
+        self._key_of = (options, key) if amp is NO_AMP else None
+        return key
+
+    def read(self, groups: Sequence[Group]) -> Options:
         """The flags and hyper-parameters of each group, checked if they have changed."""
         return self._group_options.read(groups)
 
@@ -151,10 +170,9 @@ class Stepper:
     def _specialized_rules(self, groups: Sequence[Group]) -> list[SpecializedRule]:
         """The rule as each group uses it for a matrix, the case with the most sums."""
         names, of_matrices = self._optimizer._flags, dict.fromkeys(PARAM_FLAGS, True)
-        flags, _ = self.read(groups)
         return [
             self._optimizer.rule.specialize({**dict(zip(names, chosen, strict=True)), **of_matrices})
-            for chosen in flags
+            for chosen in self.read(groups).flags
         ]
 
     def _counts_on_device(self, groups: Sequence[Group], hyper_parameters: list[HyperParameters], amp: Amp) -> bool:

@@ -42,6 +42,7 @@ class Powers:
         numerator, denominator = base.as_integer_ratio()
         self._bases = [numerator * ONE // denominator]  # base ** (1 << SHIFTS[digit]) for each digit, exactly
         self._factors = [(array("d", [1.0]), ONE)] * len(SIZES)  # the factors of each digit so far; the last, exactly
+        self._upper = 0, 1.0  # the last two digits of the last number, and the product of their factors
 
     def factor(self, digit: int, d: int) -> float:
         factors, last = self._factors[digit]
@@ -55,10 +56,12 @@ class Powers:
         return factors[d]
 
     def power(self, number: int) -> float:
-        (_, i, j, k), (a, b, c, d) = SHIFTS, SIZES
-        factor = self.factor
-        low = factor(0, number & a - 1) * factor(1, number >> i & b - 1)
-        return low * (factor(2, number >> j & c - 1) * factor(3, number >> k & d - 1))
+        upper, product = self._upper
+        if upper != number >> SHIFTS[2]:  # once in 4,096 steps
+            upper = number >> SHIFTS[2]
+            product = self.factor(2, upper & SIZES[2] - 1) * self.factor(3, upper >> SHIFTS[1])
+            self._upper = upper, product
+        return self.factor(0, number & SIZES[0] - 1) * self.factor(1, number >> SHIFTS[1] & SIZES[1] - 1) * product
 
     @functools.cached_property
     def table(self) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -22,6 +22,7 @@ in which they are added is defined in ``sums.py``. The functions in this module 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,12 @@ def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def call(*values: Any) -> Any:
+        for value in values:
+            if not isinstance(value, float):  # as nearly all are, in every step
+                return special(values)
+        return op(*values)
+
+    def special(values: tuple[Any, ...]) -> Any:
         if any(type(value) is Traced for value in values):
             return Traced.chosen(*values) if op.__name__ == "where" else Traced.of(op.__name__, values)
         return op(*(value.numbers if isinstance(value, OnDevice) else value for value in values))
@@ -61,6 +68,8 @@ def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
 
 @_for_scalars
 def sqrt(x: Any) -> Any:
+    if type(x) is float and x >= 0:
+        return math.sqrt(x)  # as numpy's, but faster
     if not isinstance(x, torch.Tensor):
         return np.sqrt(x)
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):

@@ -56,6 +56,11 @@ class ScalarProgram:
     operations: tuple[Operation, ...]
     results: Mapping[str, Operand]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether every operation is rounded correctly, so that it does not matter where it runs."""
+        return all(operation.op != "cos" for operation in self.operations)
+
 
 class _NotAList(Exception):
     """The function does something that a list of operations cannot."""

@@ -5,6 +5,7 @@ Every other room deals in tensors, so this one knows none of them. A new storage
 layout.py      which strides kernels can walk, and copies for the others
 formats/       storage formats: how values are kept in memory, and what they are computed in
 transfer.py    from the host to a device, without waiting
+cuda_driver.py     launches and small copies, straight through CUDA's driver
 shards.py      the local shard of a DTensor
 internals.py   where torch keeps an address, a storage, dispatch keys: found and verified at start-up
 """

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fusedadam.tensors.cuda_driver import SMALL, driver_of
+
 _in_graphs: list[Tensor] = []  # never emptied: a graph may be replayed at any time
 
 
@@ -32,6 +34,16 @@ def pinned(array: npt.NDArray[Any]) -> Tensor:
     host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True, device="cpu")
     host.numpy()[...] = array
     return keep_for_graph(host)
+
+
+def update(tensor: Tensor, array: npt.NDArray[Any], rows: slice) -> None:
+    """Copies some rows of an array to the same rows of a tensor on a device; the array may change afterwards."""
+    driver, nbytes = driver_of(tensor.device), (rows.stop - rows.start) * array.strides[0]
+    if driver is None or nbytes > SMALL or capturing():
+        tensor[rows].copy_(pinned(array[rows]), non_blocking=True)
+    else:
+        begin = rows.start * array.strides[0]
+        driver.copy(tensor.data_ptr() + begin, array.ctypes.data + begin, nbytes, tensor.get_device())
 
 
 def keep_for_graph(tensor: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ def run_on_threads(function: int, argument: int, threads: int) -> None:
     team = torchs_team() if threads > 1 and not _forked else None
     if team is not None:
         team(function, argument, threads, 0)
+    elif threads == 1:
+        _function(function)(argument)
     else:
         run_in_pool(functools.partial(_function(function), argument), threads)
 
@@ -70,9 +72,6 @@ def _function(address: int) -> Callable[[int], None]:
 
 
 def run_in_pool(work: Callable[[], object], threads: int) -> None:
-    if threads == 1:
-        work()
-        return
     futures: list[Future[object]] = []
     try:
         with contextlib.suppress(RuntimeError):  # shutting down, or another thread has just replaced this pool

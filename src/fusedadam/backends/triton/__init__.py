@@ -5,6 +5,7 @@ load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
 scalars.py  the source of the kernel for scalars on the device
 step_counts.py  the kernel that counts a step on the device
+direct.py   launches by CUDA's driver
 ops.py      the ops, for Triton
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
@@ -13,7 +14,7 @@ Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import compat, generated
-from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
+from fusedadam.backends.triton import direct, kernel, ops, scalars, step_counts, sums
 from fusedadam.engine.backend import Action, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -149,10 +150,8 @@ def _launch(
     common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
     no_scale, no_inf = torch.ones(1, device=table.device), torch.zeros(1, device=table.device)
 
-    def arguments() -> tuple[Any, ...]:
-        scale = no_scale if table.grad_scale is None else table.grad_scale
-        inf = no_inf if table.found_inf is None else table.found_inf
-        return (*common, scale, inf, *shape)
+    arguments = (*common, no_scale, no_inf, *shape)
+    scale_at, inf_at = len(common), len(common) + 1
 
     def compiled(scaled: bool) -> Any:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
@@ -160,11 +159,11 @@ def _launch(
         text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles)
         return _compile(table.specialized.rule.name, text)
 
-    plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments(), warps)
+    plain = _ready(table.device, compiled(scaled=False), (programs, 1, 1), arguments, warps)
 
     @functools.cache
     def scaled() -> Callable[..., None]:
-        return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments(), warps)
+        return _ready(table.device, compiled(scaled=True), (programs, 1, 1), arguments, warps)
 
     table.compile_scaled.append(scaled)
 
@@ -172,7 +171,8 @@ def _launch(
         if table.grad_scale is None and table.found_inf is None:
             plain()
         else:
-            scaled()(*arguments())
+            scale = no_scale if table.grad_scale is None else table.grad_scale
+            scaled()({scale_at: scale, inf_at: no_inf if table.found_inf is None else table.found_inf})
 
     return run
 
@@ -214,21 +214,30 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ac
     return _on(device, _ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4))
 
 
-def evaluate_scalars(launch: ScalarLaunch) -> Action:
-    table = launch.table
-    text = scalars.source(table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields)
+def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
+    table, is_hosted = launch.table, launch.counts is None
+    text = scalars.source(
+        table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields, is_hosted
+    )
     count = launch.members.shape[1]
     arguments = (
-        table.on_device, table.on_device.view(torch.float64), len(table), launch.counts, launch.members, count,
-        launch.options, launch.options.view(torch.float64), TENSORS,
+        table.on_device, table.on_device.view(torch.float64), len(table), 0 if is_hosted else launch.counts,
+        launch.members, count, launch.options, launch.options.view(torch.float64), TENSORS,
     )  # fmt: skip
+    step_at = 3
     function = _compile(f"{table.specialized.rule.name}_scalars", text)
-    return _on(table.device, _ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4))
+    ready = _ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
+
+    def run(step: int) -> None:
+        with _current(table.device):
+            ready({step_at: step} if is_hosted else None)
+
+    return run
 
 
 def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
     no_inf = keep_for_graph(torch.zeros(1, device=table.device))
-    arguments = (counts, places, len(places), no_inf, TENSORS)
+    arguments, inf_at = (counts, places, len(places), no_inf, TENSORS), 3
     ready = _ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
     plain = _on(table.device, ready)
 
@@ -237,7 +246,7 @@ def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
             plain()
         else:
             with _current(table.device):
-                ready(counts, places, len(places), table.found_inf, TENSORS)
+                ready({inf_at: table.found_inf})
 
     return count
 
@@ -256,26 +265,29 @@ def _on(device: torch.device, launch: Action) -> Action:
 def _ready(
     device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
 ) -> Callable[..., None]:
-    """Launches a kernel with these arguments, or with others of the same types.
+    """Launches a kernel with these arguments. It takes arguments that differ this time, by their position.
 
     It is compiled here, so that errors of the compiler come before anything is written. The compiled launcher is kept,
     so that a launch need not inspect its arguments again.
     """
     if not grid[0]:
         return lambda: None
+
+    def with_changed(changed: Mapping[int, Any] | None) -> list[Any]:
+        return [a if changed is None else changed.get(k, a) for k, a in enumerate(arguments)]
+
     if ops.INTERPRETED:
-        return lambda *now: function[grid](*(now or arguments))
+        return lambda changed=None: function[grid](*with_changed(changed))
     with _current(device):
-        ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
+        compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)
+        ready = compiled[grid]
+        launch_directly = direct.launcher(device, compiled, grid, arguments)
 
-    # addresses instead of tensors: the launcher would look up each tensor's address and have the driver check it
-    def plain(given: tuple[Any, ...]) -> list[Any]:
-        return [a.data_ptr() if isinstance(a, Tensor) else a for a in given]
-
-    kept = plain(arguments)
-
-    def launch(*now: Any, _alive: object = arguments) -> None:
-        ready(*(plain(now) if now else kept))
+    def launch(changed: Mapping[int, Any] | None = None) -> None:
+        if launch_directly is not None and not direct.has_hooks():
+            launch_directly(changed)
+        else:  # addresses instead of tensors: Triton would look each of them up and have the driver check it
+            ready(*(a.data_ptr() if isinstance(a, Tensor) else a for a in with_changed(changed)))
 
     return launch
 
@@ -302,6 +314,8 @@ def _compile(title: str, text: str) -> Any:
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensors' own."""
     if device.type == "cpu":
+        return nullcontext()
+    if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:
         return nullcontext()
     module = getattr(torch, device.type)
     if device.index == module.current_device():

@@ -5,6 +5,7 @@ Every lane computes the scalars of one member. See ``fusedadam.engine.scalar_ker
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from fusedadam.engine.backend import Kinds
@@ -21,8 +22,18 @@ SYMBOLS = {
 TYPES = {AT_F32: "tl.float32", AT_F64: "tl.float64"}
 
 
-def source(title: str, program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int]) -> str:
-    """``kinds``: of each argument; ``scalars``: those that the table has; ``fields``: the table's."""
+def source(
+    title: str,
+    program: ScalarProgram,
+    kinds: Kinds,
+    scalars: Sequence[str],
+    fields: Mapping[str, int],
+    is_hosted: bool = False,
+) -> str:
+    """``kinds``: of each argument; ``scalars``: those that the table has; ``fields``: the table's; ``is_hosted``: all
+    members have the same step, which is an argument."""
+    counts = "step_number" if is_hosted else "counts"
+    fixed = ["tensors", *([counts] if is_hosted else []), "count"]
     lines = [
         f"# scalars of {title}: {', '.join(scalars)}",
         "import triton",
@@ -31,22 +42,27 @@ def source(title: str, program: ScalarProgram, kinds: Kinds, scalars: Sequence[s
         "from fusedadam.backends.triton.ops import divide64 as divide, number64 as number, sqrt64 as sqrt",
         "",
         "",
-        '@triton.jit(do_not_specialize=["tensors", "count"])',
-        "def run(table, numbers, tensors, counts, members, count, options, option_numbers, BLOCK: tl.constexpr):",
-        *indented(4, _body(program, kinds, scalars, fields)),
+        f"@triton.jit(do_not_specialize={json.dumps(fixed)})",
+        f"def run(table, numbers, tensors, {counts}, members, count, options, option_numbers, BLOCK: tl.constexpr):",
+        *indented(4, _body(program, kinds, scalars, fields, is_hosted)),
         "",
     ]
     return "\n".join(lines)
 
 
-def _body(program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int]) -> Iterator[str]:
+def _body(
+    program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int], is_hosted: bool
+) -> Iterator[str]:
     yield "_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
     yield "_live = _k < count"
     yield "_column = tl.load(members + _k, mask=_live, other=0)"
-    yield "_place = tl.load(members + count + _k, mask=_live, other=0)"
+    if not is_hosted:
+        yield "_place = tl.load(members + count + _k, mask=_live, other=0)"
     yield "_words = tl.load(members + 2 * count + _k, mask=_live, other=0)"
-    # in float32, as they are counted
-    yield f"{COUNT} = (tl.load(counts + _place, mask=_live, other=0) + 1.0).to(tl.float64)"
+    if is_hosted:
+        yield f"{COUNT} = tl.zeros((BLOCK,), tl.float64) + step_number"
+    else:  # in float32, as they are counted
+        yield f"{COUNT} = (tl.load(counts + _place, mask=_live, other=0) + 1.0).to(tl.float64)"
     for k, name in enumerate(program.arguments):
         yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), kinds[k])
     yield from _powers(program)

@@ -43,7 +43,7 @@ class Contestant:
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:
     """What a step must read and write by its rule: each element-wise stage moves its roles, in their formats."""
-    flags_of_groups, _ = optimizer._options()
+    flags_of_groups = optimizer._options().flags
     moved, rule = 0, optimizer.rule
     for group, values in zip(optimizer.param_groups, flags_of_groups, strict=True):
         flags = dict(zip(optimizer._flags, values, strict=True))
