@@ -176,24 +176,31 @@ class Update:
     ) -> None:
         self._rule, self._flags, self._backend = rule, flags, backend
         self._options = tuple(options[name] for name in rule.hyper_parameters)
-        roles = {name: name if role_of is None else role_of.get(name, name) for name in arguments}
-        lists = {name: [given] if isinstance(given, Tensor) else _listed(given) for name, given in arguments.items()}
-        self._lists = {role: lists[name] for name, role in roles.items()}
-        self._key = (rule, *flags.items(), backend, *_likeness(arguments, self._lists))
+        self._lists = {
+            name: [given] if isinstance(given, Tensor) else _listed(given) for name, given in arguments.items()
+        }
+        self._roles = [*arguments] if role_of is None else [role_of.get(name, name) for name in arguments]
+        self._flat = [tensor for tensors in self._lists.values() for tensor in tensors]
+        likeness = (_likeness(given, *own) for given, own in zip(arguments.values(), self._lists.items(), strict=True))
+        self._key = (rule, *flags.values(), backend, *likeness)
         self._kept = LAUNCHES.take(self._key, self._flat)
         if self._kept is None:
             check()
-            _check_lists(arguments, lists, roles)
-        self.tensors = [(name, tensor) for name, tensors in lists.items() for tensor in tensors]
+            _check_lists(arguments, self._lists, dict(zip(arguments, self._roles, strict=True)))
         if self._kept is None or self._kept.may_share_memory:
             checks.no_shared_memory(self.tensors)
         if self._kept is None:
             self._chosen()
-        self._steps = _steps(step, len(self._lists["param"]))
+        self._steps = _steps(step, len(self._all("param")))
+
+    @property
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """All tensors, with their names."""
+        return [(name, tensor) for name, tensors in self._lists.items() for tensor in tensors]
 
     @property
     def device(self) -> torch.device:
-        return self._lists["param"][0].device
+        return self._all("param")[0].device
 
     def run(self) -> None:
         checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
@@ -204,8 +211,7 @@ class Update:
         launches = kept.launches
         scalars, order = self._rule.scalars_of([(self._options, float(step)) for step in self._steps])
         launches.set_scalars(scalars, np.array(order))
-        specialized = self._rule.specialize(self._flags)
-        written = [tensor for role in specialized.outputs for tensor in self._lists[role]]
+        written = [tensor for role in kept.outputs for tensor in self._all(role)]
         with torch.no_grad():
             launches.execute(self._by_member() if launches.needs_tensors else (), written)
         LAUNCHES.give_back(self._key, kept)
@@ -216,21 +222,22 @@ class Update:
             LAUNCHES.give_back(self._key, self._kept)
             self._kept = None
 
-    @property
-    def _flat(self) -> list[Tensor]:
-        return [tensor for tensors in self._lists.values() for tensor in tensors]
+    def _all(self, role: str) -> list[Tensor]:
+        count = len(self._flat) // len(self._roles)
+        first = self._roles.index(role) * count
+        return self._flat[first : first + count]
 
     def _chosen(self) -> list[Backend]:
-        return [backends.choose(param.device, self._backend) for param in self._lists["param"]]
+        return [backends.choose(param.device, self._backend) for param in self._all("param")]
 
     def _by_member(self) -> list[dict[str, Tensor]]:
-        return [dict(zip(self._lists, each, strict=True)) for each in zip(*self._lists.values(), strict=True)]
+        return [dict(zip(self._roles, each, strict=True)) for each in zip(*self._lists.values(), strict=True)]
 
     def _made(self) -> KeptLaunches:
         specialized = self._rule.specialize(self._flags)
         members = [Member(specialized, b, r) for b, r in zip(self._chosen(), self._by_member(), strict=True)]
         with outside_inference_mode():  # kept tables are written again in later calls
-            return KeptLaunches(Launches(members), self._flat, list(self._lists))
+            return KeptLaunches(Launches(members), self._flat, self._roles)
 
 
 def _listed(given: Any) -> list[Any]:
@@ -238,13 +245,11 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else []
 
 
-def _likeness(arguments: Mapping[str, Any], lists: Mapping[str, list[Any]]) -> tuple[Any, ...]:
-    """Equal if the arguments are named alike, have lists of the same length, and begin with tensors that are alike."""
-    firsts = [tensors[0] if tensors else None for tensors in lists.values()]
-    kinds = [(t.dtype, t.device) if isinstance(t, Tensor) else None for t in firsts]
-    shape = firsts[0].shape if isinstance(firsts[0], Tensor) else None
-    are_lists = [not isinstance(given, Tensor) for given in arguments.values()]
-    return (*arguments, *are_lists, *map(len, lists.values()), *kinds, shape)
+def _likeness(given: Any, name: str, tensors: list[Any]) -> tuple[Any, ...]:
+    """Equal for arguments of this name that are both tensors or both lists, of the same length, and begin alike."""
+    if not tensors or not isinstance(tensors[0], Tensor):
+        return (name,)
+    return name, given is tensors[0], len(tensors), tensors[0].shape, tensors[0].dtype
 
 
 def _check_lists(

@@ -33,6 +33,7 @@ class KeptLaunches:
 
     def __init__(self, launches: Launches, tensors: Sequence[Tensor], roles: Sequence[str]) -> None:
         self.launches, count = launches, len(tensors) // len(roles)
+        self.outputs = list(dict.fromkeys(role for one in launches for role in one.table.specialized.outputs))
         self._keys = [str(k) for k in range(len(tensors))]
         slots = [Slot(-1, key, 0) for key in self._keys]
         self._snapshot = Snapshot(slots, [], self._as_states(tensors))
