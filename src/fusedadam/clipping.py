@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -12,19 +11,19 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.engine.kept_launches import KeptLaunches, LaunchCache
 from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.engine.member import Member
 from fusedadam.optimizers import distributed
 from fusedadam.rules.clipping import clip_factor, total_norm
 from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, SpecializedRule, Value, Values, rule
-from fusedadam.tensors.layout import has_memory, is_plain
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
-from fusedadam.tensors.transfer import outside_inference_mode
+from fusedadam.tensors.transfer import current_streams, outside_inference_mode
 
 __all__ = ["clip_factor", "clip_grad_norm_"]
 
-RECENT = 4  # sets of gradients whose launches a thread caches
+LAUNCHES = LaunchCache(most=4)
 
 
 def clip_scalars(step: Scalar, max_norm: Scalar, order: Scalar) -> dict[str, Any]:
@@ -143,50 +142,41 @@ def _gradients(parameters: Iterable[Tensor], specialized: SpecializedRule) -> Gr
 
 
 def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float) -> Tensor:
-    roles = [{"param": grad} for grad in grads.here]
-    launches = _launches(grads, flags)
+    key = _likeness(grads, flags)
+    kept = LAUNCHES.take(key, grads.here)
+    if kept is None or kept.may_share_memory:
+        for grad in grads.here:
+            checks.written("grad", grad)
+        checks.no_shared_memory(("grad that is clipped", grad) for grad in grads.here)
+    if kept is None:
+        kept = _made(grads, flags)
+    kept.place()
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
-    launches.set_scalars(scalars, np.zeros(len(roles), dtype=np.int64))
+    kept.launches.set_scalars(scalars, np.zeros(len(grads.here), dtype=np.int64))
     written = [g for k, g in enumerate(grads.wholes) if k not in grads.absent] if flags["scaled"] else []
-    launches.execute(roles, written)
-    norm = norm_of(launches, "norm")
+    kept.launches.execute([{"param": grad} for grad in grads.here] if kept.launches.needs_tensors else (), written)
+    norm = norm_of(kept.launches, "norm")
     assert norm is not None
+    LAUNCHES.give_back(key, kept)
     return norm
 
 
-_recent = threading.local()  # each thread caches its own launches
-
-
-def _launches(grads: Gradients, flags: dict[str, bool]) -> Launches:
-    """Reuses cached launches for gradients of the same layout, refreshing addresses."""
-    kept: dict[Any, Launches] = vars(_recent).setdefault("kept", {})
+def _likeness(grads: Gradients, flags: dict[str, bool]) -> Any:
+    """Equal for gradients of the same number, sharding and streams, the first of which are alike."""
     wholes, here, absent = grads
-    plain = all(g.layout == torch.strided and has_memory(g) for g in here)  # others raise below
-    layouts = tuple((type(g), g.shape, g.stride(), g.dtype, g.device, is_plain(g)) for g in here if plain)
-    # one cache entry per stream: a kernel on another stream may still be reading the table
-    streams = tuple(torch.cuda.current_stream(d).cuda_stream for d in {g.device for g in here} if d.type == "cuda")
+    devices = dict.fromkeys(grad.device for grad in here)
     shardings = tuple((w.device_mesh, w.placements) if is_dtensor(w) else None for w in wholes)  # type: ignore[attr-defined]
-    key = (tuple(flags.items()), layouts, streams, shardings, absent)
-    if plain and key in kept:
-        launches = kept[key]
-        for launch in launches:
-            indices = launch.table.member_indices.tolist()
-            launch.table.place(np.array([[here[k].data_ptr() for k in indices]], dtype=np.int64))
-        return launches
-    for grad in here:
-        checks.written("grad", grad)
-    checks.no_shared_memory(("grad that is clipped", grad) for grad in here)
-    specialized = clip.specialize(flags)
+    return (*flags.values(), *devices, *current_streams(devices), here[0].shape, here[0].dtype, shardings, absent)
+
+
+def _made(grads: Gradients, flags: dict[str, bool]) -> KeptLaunches:
+    specialized, (wholes, here, absent) = clip.specialize(flags), grads
     members = [
         Member(specialized, backends.choose(grad.device, None), {"param": grad}, whole=whole, is_absent=k in absent)
         for k, (whole, grad) in enumerate(zip(wholes, here, strict=True))
     ]
-    with outside_inference_mode():
-        launches = Launches(members)
-    if len(kept) >= RECENT:
-        del kept[next(iter(kept))]
-    kept[key] = launches
-    return launches
+    with outside_inference_mode():  # kept tables are written again in later calls
+        return KeptLaunches(Launches(members), here, ["param"])
 
 
 def _order(norm_type: Any) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.engine.backend import Backend
+from fusedadam.engine.kept_launches import KeptLaunches, LaunchCache
 from fusedadam.engine.launch import Launches
 from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rules.rule import Rule
+from fusedadam.tensors.transfer import outside_inference_mode
 
 __all__ = ["adamw_", "ema_adam_"]
+
+LAUNCHES = LaunchCache(most=16)
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
 Step: TypeAlias = int | Tensor | Sequence[int | Tensor]
@@ -153,7 +158,9 @@ def ema_choices(
 class Update:
     """One step on tensors that the caller holds. Making it checks everything; only ``run`` writes.
 
-    ``arguments`` have the caller's names; ``role_of`` maps a name to its role where they differ.
+    ``arguments`` have the caller's names; ``role_of`` maps a name to its role where they differ. ``check``: what the
+    caller requires beyond what every update does. It is called before all other checks, but not again for arguments
+    like those of an earlier call: it may depend on their names, types, dtypes, shapes and devices, and on nothing else.
     """
 
     def __init__(
@@ -165,45 +172,94 @@ class Update:
         options: Mapping[str, float],
         backend: str | None = None,
         role_of: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        role_of = {name: (role_of or {}).get(name, name) for name in arguments}
-        lists = _checked_lists(arguments, role_of)
-        self.tensors = [(name, tensor) for name, tensors in lists.items() for tensor in tensors]
-        checks.no_shared_memory(self.tensors)
-        self._rule, self._specialized, self._step = rule, rule.specialize(flags), step
+        self._rule, self._flags, self._backend = rule, flags, backend
         self._options = tuple(options[name] for name in rule.hyper_parameters)
-        self._roles: list[dict[str, Tensor]] = [
-            {role_of[name]: tensor for name, tensor in zip(lists, each, strict=True)}
-            for each in zip(*lists.values(), strict=True)
-        ]
-        self._backends = [backends.choose(roles["param"].device, backend) for roles in self._roles]
-        _steps(step, len(self._roles))
+        self._lists = {
+            name: [given] if isinstance(given, Tensor) else _listed(given) for name, given in arguments.items()
+        }
+        self._roles = [*arguments] if role_of is None else [role_of.get(name, name) for name in arguments]
+        self._flat = [tensor for tensors in self._lists.values() for tensor in tensors]
+        likeness = (_likeness(given, *own) for given, own in zip(arguments.values(), self._lists.items(), strict=True))
+        self._key = (rule, *flags.values(), backend, *likeness)
+        self._kept = LAUNCHES.take(self._key, self._flat)
+        if self._kept is None:
+            check()
+            _check_lists(arguments, self._lists, dict(zip(arguments, self._roles, strict=True)))
+        if self._kept is None or self._kept.may_share_memory:
+            checks.no_shared_memory(self.tensors)
+        if self._kept is None:
+            self._chosen()
+        self._steps = _steps(step, len(self._all("param")))
+
+    @property
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """All tensors, with their names."""
+        return [(name, tensor) for name, tensors in self._lists.items() for tensor in tensors]
 
     @property
     def device(self) -> torch.device:
-        return self._roles[0]["param"].device
+        return self._all("param")[0].device
 
-    @torch.no_grad()
     def run(self) -> None:
         checks.not_captured("this operator cannot be captured in a CUDA graph: its step and lr would be frozen")
-        launches = Launches(self._members())
-        steps = [(self._options, float(number)) for number in _steps(self._step, len(self._roles))]
-        scalars, order = self._rule.scalars_of(steps)
+        kept, self._kept = self._kept, None
+        if kept is None or not kept.is_for_this_stream:
+            kept = self._made()
+        kept.place()
+        launches = kept.launches
+        scalars, order = self._rule.scalars_of([(self._options, float(step)) for step in self._steps])
         launches.set_scalars(scalars, np.array(order))
-        written = [t for roles in self._roles for role, t in roles.items() if role in self._specialized.outputs]
-        launches.execute(self._roles, written)
+        written = [tensor for role in kept.outputs for tensor in self._all(role)]
+        with torch.no_grad():
+            launches.execute(self._by_member() if launches.needs_tensors else (), written)
+        LAUNCHES.give_back(self._key, kept)
 
-    def _members(self) -> list[Member]:
-        return [Member(self._specialized, b, roles) for b, roles in zip(self._backends, self._roles, strict=True)]
+    def give_back(self) -> None:
+        """Leaves what was kept from earlier calls to the next one, if this update will not be run."""
+        if self._kept is not None:
+            LAUNCHES.give_back(self._key, self._kept)
+            self._kept = None
+
+    def _all(self, role: str) -> list[Tensor]:
+        count = len(self._flat) // len(self._roles)
+        first = self._roles.index(role) * count
+        return self._flat[first : first + count]
+
+    def _chosen(self) -> list[Backend]:
+        return [backends.choose(param.device, self._backend) for param in self._all("param")]
+
+    def _by_member(self) -> list[dict[str, Tensor]]:
+        return [dict(zip(self._roles, each, strict=True)) for each in zip(*self._lists.values(), strict=True)]
+
+    def _made(self) -> KeptLaunches:
+        specialized = self._rule.specialize(self._flags)
+        members = [Member(specialized, b, r) for b, r in zip(self._chosen(), self._by_member(), strict=True)]
+        with outside_inference_mode():  # kept tables are written again in later calls
+            return KeptLaunches(Launches(members), self._flat, self._roles)
 
 
-def _checked_lists(arguments: Mapping[str, Tensors], role_of: Mapping[str, str]) -> dict[str, list[Tensor]]:
-    """Each argument as a list, all of the same length; raises if a tensor does not fit."""
+def _listed(given: Any) -> list[Any]:
+    """Anything else than a list is refused later."""
+    return list(given) if isinstance(given, (list, tuple)) else []
+
+
+def _likeness(given: Any, name: str, tensors: list[Any]) -> tuple[Any, ...]:
+    """Equal for arguments of this name that are both tensors or both lists, of the same length, and begin alike."""
+    if not tensors or not isinstance(tensors[0], Tensor):
+        return (name,)
+    return name, given is tensors[0], len(tensors), tensors[0].shape, tensors[0].dtype
+
+
+def _check_lists(
+    arguments: Mapping[str, Tensors], lists: Mapping[str, list[Tensor]], role_of: Mapping[str, str]
+) -> None:
+    """Raises unless each argument is a tensor or a list of them, all of the same length, and every tensor fits."""
     param = next(name for name, role in role_of.items() if role == "param")
     for name, given in arguments.items():
         if not isinstance(given, (Tensor, list, tuple)):
             raise TypeError(f"{name} is a {type(given).__name__}; it must be a torch.Tensor or a list of them")
-    lists = {name: [given] if isinstance(given, Tensor) else list(given) for name, given in arguments.items()}
     count = len(lists[param])
     for name, tensors in lists.items():
         is_one = isinstance(arguments[name], Tensor)
@@ -214,12 +270,12 @@ def _checked_lists(arguments: Mapping[str, Tensors], role_of: Mapping[str, str])
             check(name if is_one else f"{name}[{k}]", tensor)
     for k in range(count):
         checks.alike({name: tensors[k] for name, tensors in lists.items()}, param, f"[{k}] " if count > 1 else "")
-    return lists
 
 
 def _steps(step: Step, count: int) -> list[int]:
+    """One for all tensors, or one for each."""
     if not isinstance(step, (list, tuple)):
-        return [_one_step(step)] * count
+        return [_one_step(step)]
     if len(step) != count:
         raise ValueError(
             f"step is a list of {len(step)}, but there are {count} tensors; give one step, or one for each"

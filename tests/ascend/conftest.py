@@ -2,7 +2,8 @@
 
 import pytest
 
-from fusedadam import ascend, backends
+from fusedadam import ascend, backends, functional
+from fusedadam.engine.kept_launches import LaunchCache
 from tests.support import PLACES
 
 
@@ -16,6 +17,7 @@ def place(request, monkeypatch):
         return choose(device, request.param[1])
 
     monkeypatch.setattr(backends, "choose", chosen)
+    monkeypatch.setattr(functional, "LAUNCHES", LaunchCache(most=16))  # launches of other backends are kept there
     yield request.param
     assert asked, f"nothing asked for a backend, so {request.param[1]} was not tested"
 

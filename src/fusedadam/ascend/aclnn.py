@@ -52,7 +52,7 @@ class Executor:
     """A step that is checked, and that can run once."""
 
     def __init__(self, update: Callable[[], Update]) -> None:
-        update()  # checks everything
+        update().give_back()  # checks everything
         self._update: Callable[[], Update] | None = update
 
     def run(self, workspace: Any, size: Any, stream: Any) -> None:

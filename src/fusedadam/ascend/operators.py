@@ -53,9 +53,14 @@ def npu_apply_fused_adamw_v2(
     if amsgrad and max_grad_norm is None:
         raise ValueError("max_grad_norm is None, but amsgrad=True keeps its running maximum there; pass a tensor")
     given = tensors | ({} if max_grad_norm is None else {"max_grad_norm": max_grad_norm})
-    _check_dtypes(given, "var", ("m", "v"))
-    checks.alike(given, "var")  # the maximum too, even if it is not used
-    Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES).run()
+
+    def check() -> None:
+        _check_dtypes(given, "var", ("m", "v"))
+        checks.alike(given, "var")  # the maximum too, even if it is not used
+
+    if len(given) > len(tensors) and not amsgrad:  # the update does not see the maximum
+        check()
+    Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES, check=check).run()
 
 
 def npu_apply_fused_ema_adamw(
@@ -91,8 +96,11 @@ def ema_update(
     flags, options = ema_choices(lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay)
     roles = dict(zip(tensors, EMA_ROLES, strict=True))
     _, var, *_ = tensors
-    _check_dtypes(tensors, var, tuple(name for name in tensors if name != var))
-    return Update(ema_adam, tensors, flags, _step(step), options, role_of=roles)
+
+    def check() -> None:
+        _check_dtypes(tensors, var, tuple(name for name in tensors if name != var))
+
+    return Update(ema_adam, tensors, flags, _step(step), options, role_of=roles, check=check)
 
 
 def _check_dtypes(tensors: Mapping[str, Any], var: str, as_var: tuple[str, ...]) -> None:

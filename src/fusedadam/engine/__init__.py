@@ -16,6 +16,7 @@ member.py                       a parameter that takes part in a launch, and the
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table
 geometry.py                     members as rows, segments and chunks
+kept_launches.py                launches of operators and of clipping, kept from call to call
 reduction.py                    sums over shards: one all-reduce a round
 backend.py                      the protocol that backends implement
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy.typing as npt
@@ -51,6 +51,11 @@ def keep_for_graph(tensor: Tensor) -> Tensor:
     if capturing():
         _in_graphs.append(tensor)
     return tensor
+
+
+def current_streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
+    """The current stream of each device that has several."""
+    return tuple(torch.cuda.current_stream(d).cuda_stream for d in devices if d.type == "cuda")
 
 
 def capturing() -> bool:
