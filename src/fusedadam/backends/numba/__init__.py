@@ -10,8 +10,8 @@ threading.py   the threads they run on
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fusedadam.backends.numba import kernel, sums, threading
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.generated import object_code
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import BLOCK
@@ -143,14 +144,11 @@ _texts: dict[tuple[Any, ...], str] = {}  # of kernels
 
 @functools.cache
 def _compile(title: str, text: str) -> int:
-    address: int = generated.load(f"numba_{title}", text, made_for()).run.address
-    return address
+    return generated.function(f"numba_{title}", text, made_for()).address
 
 
 @functools.cache
 def made_for() -> str:
     """What compiled code depends on besides a kernel's own source: Numba, the processor, and the ops."""
-    from fusedadam.backends.numba import ops
-    from fusedadam.generated import numba_cache  # imports Numba
-
-    return f"{numba_cache.made_for()}\n{inspect.getsource(ops)}"
+    ops = Path(__file__).with_name("ops.py").read_text(encoding="utf-8")  # to import them is to import Numba
+    return f"{object_code.made_for()}\n{ops}"
