@@ -4,6 +4,7 @@ kernel.py   the source of a stage's kernel
 load_store.py   the source that loads and stores a role in its format
 sums.py     the kernels that finish sums
 ops.py      the ops, for Triton
+identity.py     Triton's hash of itself, kept from process to process
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
 """
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import compat, generated
-from fusedadam.backends.triton import kernel, ops, sums
+from fusedadam.backends.triton import identity, kernel, ops, sums
 from fusedadam.engine.backend import Action, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -230,6 +231,7 @@ def _ready(
         return lambda: None
     if ops.INTERPRETED:
         return lambda *now: function[grid](*(now or arguments))
+    identity.recall()
     with _current(device):
         ready = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)[grid]
 
