@@ -5,7 +5,8 @@ returns wrong code when the same rule is bound twice or a helper is edited. Here
 determines the compiled code, and the module's name is a hash of the source and of ``made_for``, a text from the backend
 (for Numba: versions, processor and settings; Triton has a cache of its own). Compiled code is cached under that name
 (cache_files.py), so it is never stale and never mixed up. It is linked without Numba (object_code.py); only where it is
-missing is the module executed, and its functions compiled (numba_cache.py).
+missing is the module executed, and its functions compiled (numba_cache.py), those of several modules side by side
+(side_by_side.py).
 
 The source is also written to a file, where you can read the kernel that ran. Nothing reads this file: compilers that
 ask for the source get the text in memory, through linecache.
@@ -13,6 +14,7 @@ ask for the source get the text in memory, through linecache.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import linecache
 import os
@@ -22,7 +24,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import NamedTuple
 
-from fusedadam.generated import cache_files, object_code
+from fusedadam.generated import cache_files, object_code, side_by_side
 
 _lock = threading.RLock()
 
@@ -57,15 +59,32 @@ def load(title: str, text: str, made_for: str) -> ModuleType:
 def function(title: str, text: str, made_for: str, name: str = "run") -> Function:
     """A function that Numba compiles, of the module with this source; cached, or compiled if it is not."""
     with _lock:
-        module = _name(title, text, made_for)
-        file = cache_files.name_of(module, name)
-        if file not in functions:
-            address = None if _qualified(module) in sys.modules else object_code.load(file)
-            if address is not None:
-                functions[file] = Function(address, _keep(module, text), was_cached=True)
-            else:
-                functions[file] = _compiled(_load(title, text, made_for), name)
-        return functions[file]
+        return _function(title, text, made_for, name)
+
+
+def compile_missing(sources: Iterable[tuple[str, str]], made_for: str) -> None:
+    """Compiles what is not cached, side by side if there are idle cores. Whatever fails is left to ``function``."""
+    missing = [source for source in dict.fromkeys(sources) if not _is_cached(_name(*source, made_for))]
+    if len(missing) > 1 and side_by_side.idle_cores() > 1 and cache_files.cache_folder() is not None:
+        with _lock, contextlib.suppress(OSError), side_by_side.compiling(missing[1:], made_for):
+            _function(*missing[0], made_for)
+
+
+def _is_cached(module: str) -> bool:
+    file = cache_files.name_of(module, "run")
+    return file in functions or any(True for _ in cache_files.load(file))
+
+
+def _function(title: str, text: str, made_for: str, name: str = "run") -> Function:
+    module = _name(title, text, made_for)
+    file = cache_files.name_of(module, name)
+    if file not in functions:
+        address = None if _qualified(module) in sys.modules else object_code.load(file)
+        if address is not None:
+            functions[file] = Function(address, _keep(module, text), was_cached=True)
+        else:
+            functions[file] = _compiled(_load(title, text, made_for), name)
+    return functions[file]
 
 
 def _compiled(module: ModuleType, name: str) -> Function:
