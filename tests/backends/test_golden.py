@@ -27,13 +27,18 @@ OPTIMIZERS = {
 
 def kernels(kind, backend, monkeypatch) -> list[str]:
     """The source of each kernel that one step over a matrix runs, in the order in which they are made."""
-    made, load = [], generated.load
+    made = []
 
-    def watched(title, text, made_for):
-        made.append(text)
-        return load(title, text, made_for)
+    def watch(name):
+        load = getattr(generated, name)
 
-    monkeypatch.setattr(generated, "load", watched)
+        def watched(title, text, made_for, *name):
+            made.append(text)
+            return load(title, text, made_for, *name)
+
+        monkeypatch.setattr(generated, name, watched)
+
+    watch("function" if backend == "numba" else "load")
     make, options = kind
     param = torch.ones(64, 64, dtype=torch.bfloat16) if "storage" in options else torch.ones(3, 4)
     param = torch.nn.Parameter(param)

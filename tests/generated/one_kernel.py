@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fusedadam import generated
-from fusedadam.generated import cache_files, numba_cache
+from fusedadam.generated import Function, cache_files, numba_cache
 
 KERNEL = """
 from fusedadam.backends.numba.ops import *
@@ -18,25 +19,37 @@ from fusedadam.backends.numba.ops import *
 get, put = load("f64", "f64"), store("f64", "f64")
 
 
-@kernel
+@c_function
 def run(_words):
     put(_words, 0, get(_words, 0) + {amount}.0)
 """
 
 
-def fresh(amount: int = 1, made_for: str = "") -> ModuleType:
+def fresh(amount: int = 1, made_for: str = "", text: str = KERNEL) -> Function:
     """The kernel, loaded or compiled as if by a new process; it computes the right thing in any case."""
+    forget()
+    function = generated.function("faults", text.format(amount=amount), numba_cache.made_for() + made_for)
+    number = np.array([2.0])
+    ctypes.CFUNCTYPE(None, ctypes.c_int64)(function.address)(number.ctypes.data)
+    assert number[0] == 2 + amount
+    return function
+
+
+def executed() -> ModuleType:
+    """The module of the kernel, as it is executed where nothing is cached."""
+    forget()
+    return generated.load("faults", KERNEL.format(amount=1), numba_cache.made_for())
+
+
+def forget() -> None:
     for name in [name for name in sys.modules if name.startswith("fusedadam.generated.kernels.faults_")]:
         del sys.modules[name]
-    module = generated.load("faults", KERNEL.format(amount=amount), numba_cache.made_for() + made_for)
-    number = np.array([2.0])
-    module.run.ctypes(number.ctypes.data)
-    assert number[0] == 2 + amount
-    return module
+    for name in [name for name in generated.functions if name.startswith("faults_")]:
+        del generated.functions[name]
 
 
 def hit(**which: Any) -> bool:
-    return bool(fresh(**which).run.cache_hits)
+    return fresh(**which).was_cached
 
 
 def the_file(folder: Path) -> Path:

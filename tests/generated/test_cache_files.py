@@ -25,10 +25,11 @@ import pytest
 
 from fusedadam.cli.doctor import facts
 from fusedadam.generated import cache_files
-from tests.generated.one_kernel import fresh, hit, the_file
+from tests.generated.one_kernel import executed, fresh, hit, the_file
 
 STEPS = """
 import hashlib, sys, torch, fusedadam
+from fusedadam import generated
 torch.manual_seed(0)
 params = [torch.nn.Parameter(torch.randn(4, 300, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
 optimizer = fusedadam.AdamW(params, lr=0.1, backend=sys.argv[1])
@@ -37,10 +38,8 @@ for _ in range(3):
         param.grad = torch.randn_like(param)
     optimizer.step()
 numbers = torch.cat([param.detach().flatten() for param in params]).numpy()
-compiled = [m.run for name, m in sys.modules.items() if "kernels.numba" in name]
-compiled += [m.look for name, m in sys.modules.items() if "kernels.snapshot" in name]
-hits = [c.cache_hits if hasattr(c, "cache_hits") else sum(c.stats.cache_hits.values()) for c in compiled]
-print(hashlib.sha256(numbers.tobytes()).hexdigest(), sum(hits), len(compiled))
+compiled = [function.was_cached for function in generated.functions.values()]
+print(hashlib.sha256(numbers.tobytes()).hexdigest(), sum(compiled), len(compiled))
 """
 
 
@@ -120,11 +119,11 @@ def test_a_cache_that_vanishes_while_processes_run(tmp_path, filled):
     """Two at once, in a folder that is deleted each time something has been compiled."""
     vanish = f"""
 import shutil
-from numba.core.ccallback import CFunc
-def compile_and_delete(self, compile=CFunc.compile):
-    compile(self)
+from fusedadam.generated.numba_cache import DiskCache
+def save_and_delete(self, *what, save=DiskCache.save_overload):
+    save(self, *what)
     shutil.rmtree({str(tmp_path / "cache")!r}, ignore_errors=True)
-CFunc.compile = compile_and_delete
+DiskCache.save_overload = save_and_delete
 """
     variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(tmp_path / "cache")}
     program = [sys.executable, "-W", "ignore", "-c", vanish + STEPS, "numba"]
@@ -220,22 +219,22 @@ def test_a_file_that_may_not_be_read(folder, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"1 / 0", b"\xff\xfe\x00", None], ids=["empty", "other", "garbage", "gone"])
 def test_the_source_on_disk_does_not_matter(content, folder):
     """Triton reads the source of a function through inspect, which looks for it on disk."""
-    path = Path(fresh().__file__)
+    path = Path(fresh().source)
     source = path.read_bytes()
     path.unlink() if content is None else path.write_bytes(content)
-    module = fresh()
-    assert module.run.cache_hits
+    assert hit()
     assert path.read_bytes() == source
+    module = executed()
     path.unlink() if content is None else path.write_bytes(content)
-    assert inspect.getsource(module.run.__wrapped__).startswith("@kernel\ndef run(_words):\n    put(")
+    assert inspect.getsource(module.run.__wrapped__).startswith("@c_function\ndef run(_words):\n    put(")
 
 
 def test_source_without_a_file_can_be_inspected_too(two_folders):
     two_folders.clear()
     with pytest.warns(UserWarning, match="found no folder"):
-        module = fresh()
+        module = executed()
     assert module.__file__ == f"<{module.__name__}>"
-    assert inspect.getsource(module.run.__wrapped__).startswith("@kernel\ndef run(_words):\n    put(")
+    assert inspect.getsource(module.run.__wrapped__).startswith("@c_function\ndef run(_words):\n    put(")
 
 
 def no_space(*_: object, **__: object) -> NoReturn:

@@ -12,13 +12,14 @@ from fusedadam import generated
 from fusedadam.generated import cache_files
 
 PROGRAM = """
-import sys, torch, fusedadam
+import torch, fusedadam
+from fusedadam import generated
 param = torch.nn.Parameter(torch.ones(5))
 param.grad = torch.ones(5)
 optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
 optimizer.step()
-kernels = [module for name, module in sys.modules.items() if "kernels.numba_adam" in name]
-print(param[0].item(), sum(kernel.run.cache_hits for kernel in kernels))
+kernels = [function for name, function in generated.functions.items() if name.startswith("numba_adam")]
+print(param[0].item(), sum(kernel.was_cached for kernel in kernels))
 """
 
 HELPER = """

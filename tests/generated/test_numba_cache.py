@@ -30,7 +30,7 @@ def test_two_versions_share_a_folder_and_not_a_file(folder, monkeypatch):
     assert not hit(made_for="other words")
     assert hit()
     assert hit(made_for="other words")
-    monkeypatch.setattr(cache_files, "FORMAT", b"fusedadam 2\n")
+    monkeypatch.setattr(cache_files, "FORMAT", b"fusedadam 3\n")
     numba_cache.made_for.cache_clear()
     try:
         assert not hit()

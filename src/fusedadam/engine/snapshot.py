@@ -134,15 +134,15 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     if ctypes.c_void_p.from_address(id(sample) + 8).value != id(type(sample)):
         return None  # the second word of an object is not its type, as in CPython
     from fusedadam import generated
+    from fusedadam.generated import object_code
 
+    text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
     try:
-        from fusedadam.generated import numba_cache
-
-        made_for = numba_cache.made_for()
+        made_for = object_code.made_for() + inspect.getsource(names) + inspect.getsource(internals)
+        loop, enter = (generated.function("snapshot", text, made_for, name).address for name in ("look", "enter"))
     except ImportError:  # a Numba that does not go with this numpy, say
         return None
-    text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
-    run = generated.load("snapshot", text, made_for + inspect.getsource(names) + inspect.getsource(internals)).look
+    run = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(enter)  # which keeps the GIL
     functions = np.array([*map(_address, names.C_FUNCTIONS)], dtype=np.int64)
     grad_name = "grad"
 
@@ -164,11 +164,13 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
         words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(params), len(owners), len(slots)
         words[names.IMPL_AT : names.SHARED + 1] = at
+        words[names.LOOK] = loop
         for name, array in arrays.items():
             words[name] = array.ctypes.data
         if any(spec is not None for spec in snapshot.specs):
             words[[names.LOCAL_AT, names.SPEC_AT]] = _dtensor_words()
         lists = slice(names.PARAMS, names.FOUND + 1)
+        argument = ctypes.c_void_p(words.ctypes.data)
         # The loop knows classes by their addresses: if one were freed, a class of other objects could take its place.
         alive = arrays, {type(tensor) for outer in tensors for tensor in (outer, local(outer))}
 
@@ -180,7 +182,7 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
             tensors: Tensors = [None] * len(slots)
             words[lists] = id(now), id(now_owners), id(values), id(tensors)
             other_specs[0] = 0
-            answer: int = run(words)
+            answer: int = run(argument)
             if other_specs[0] and answer != CHANGED and not snapshot.sharded_as_before(tensors):
                 answer = CHANGED
             return answer, tensors

@@ -158,7 +158,7 @@ def same_objects(a, objects, known, count):
     return same
 
 
-@numba_cache.njit("int64(int64[::1])", error_model="numpy")
+@numba_cache.function("int64(CPointer(int64))", error_model="numpy")
 def look(a):
     """``a``: the words that snapshot_names.py lists. Returns SAME, MOVED or CHANGED."""
     if not same_objects(a, a[PARAMS], a[KNOWN_PARAMS], a[N_PARAMS]):
@@ -216,3 +216,17 @@ def look(a):
         answer = max(answer, answer_here)
     differs(a[OTHER_SPECS], 0, other_specs)
     return answer
+
+
+@intrinsic
+def call_look(context, address, a):
+    def emit(context, b, signature, args):
+        return numba_cache.call(context, b, args[0], types.int64, [a], [args[1]])
+
+    return types.int64(types.int64, a), emit
+
+
+@numba_cache.cfunc("int64(CPointer(int64))", error_model="numpy")
+def enter(a):
+    """What snapshot.py calls, with the GIL held: a C function that calls ``look``."""
+    return call_look(a[LOOK], a)

@@ -25,7 +25,8 @@ OTHER_SPECS, HINTS = range(22, 24)
 # where torch keeps things: internals.TensorWords, in its order
 IMPL_AT, STORAGE_AT, DIMENSIONS_AT, OFFSET_AT, KIND_AT, KEYS_AT, DATA_AT, NBYTES_AT, DELETER_AT = range(24, 33)
 SHARED = 33
-N_ARGUMENTS = 34
+LOOK = 34  # the address of the loop itself
+N_ARGUMENTS = 35
 
 # The words of a slot; types and specs are the ids of objects, and NEEDED the bytes from its first element to its last.
 SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED, SLOT_ITEM = range(9)

@@ -23,10 +23,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "FUSEDADAM_CACHE_DIR"
-FORMAT = b"fusedadam 1\n"  # files with a checksum begin with it; it also enters their names, so that formats never mix
+FORMAT = b"fusedadam 2\n"  # files with a checksum begin with it; it also enters their names, so that formats never mix
 SUFFIX = ".compiled"  # of files with a checksum
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _warned = False
+
+
+def name_of(module: str, function: str) -> str:
+    """The name of the file of a compiled function."""
+    return f"{module}.{function}{SUFFIX}"
 
 
 def load(name: str) -> Iterator[bytes]:

@@ -144,15 +144,15 @@ def test_a_broken_word_is_found(monkeypatch, capsys):
 def test_a_broken_kernel_is_found_and_the_backend_that_is_right_is_named(monkeypatch, capsys, tmp_path):
     """A compiled kernel with one scalar for another, and only Numba's."""
     few(monkeypatch, PLAIN)
-    load, broken = generated.load, []
+    function, broken = generated.function, []
 
-    def doctored(title, text, made_for):
+    def doctored(title, text, made_for, *name):
         if title == "numba_adam":
             broken.append(text)
             text = text.replace("beta2c * grad * grad", "beta1c * grad * grad")
-        return load(title, text, made_for)
+        return function(title, text, made_for, *name)
 
-    monkeypatch.setattr(generated, "load", doctored)
+    monkeypatch.setattr(generated, "function", doctored)
     monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr("fusedadam.backends.numba._compile", run_uncached())
     said = failing(capsys)

@@ -10,8 +10,8 @@ threading.py   the threads they run on
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fusedadam.backends.numba import kernel, sums, threading
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.generated import object_code
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import BLOCK
@@ -33,6 +34,8 @@ BATCHES = 16  # that each thread takes its chunks in, if all threads are equally
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
+    if any(_key(table, stage, scaled=False) not in _texts for stage in table.specialized.stages):
+        generated.compile_missing(((f"numba_{title}", text) for title, text in _sources(table)), made_for())
     stages = {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
     def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
@@ -52,12 +55,11 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
     visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
-    unfinished = [s for s in stage.sums if table.needs_combining(s)]
-    if not unfinished:
+    source = _sums_source(table, stage)
+    if source is None:
         return visit, None
-    text = sums.combine(unfinished, table.fields, table.formats_of(stage))
     arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
-    return visit, _call(_compile(f"sums_{table.specialized.rule.name}", text), arguments, table.words)
+    return visit, _call(_compile(*source), arguments, table.words)
 
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
@@ -127,15 +129,40 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
-    # everything that the text depends on: functional.py gets here in every call
-    key = (table.specialized, stage.position, *table.formats.values(), table.compute, *table.fields, scaled)
+    return _compile(*_stage_source(table, stage, scaled))
+
+
+def _sources(table: LaunchTable) -> Iterator[tuple[str, str]]:
+    """Titles and texts of all kernels but the trampoline and those for scaled gradients."""
+    for stage in table.specialized.stages:
+        yield _stage_source(table, stage, scaled=False)
+        sums_source = _sums_source(table, stage)
+        if sums_source is not None:
+            yield sums_source
+
+
+def _key(table: LaunchTable, stage: Stage, scaled: bool) -> tuple[Any, ...]:
+    """Everything that a kernel's text depends on: functional.py gets here in every call."""
+    return (table.specialized, stage.position, *table.formats.values(), table.compute, *table.fields, scaled)
+
+
+def _stage_source(table: LaunchTable, stage: Stage, scaled: bool) -> tuple[str, str]:
+    key = _key(table, stage, scaled)
     text = _texts.get(key)
     if text is None:
         formats, compute = table.formats_of(stage), table.compute_of(stage)
         text = _texts[key] = kernel.source(
             table.specialized.title, stage, table.fields, formats, compute, scaled, table.specialized.rule.roles
         )
-    return _compile(table.specialized.rule.name, text)
+    return table.specialized.rule.name, text
+
+
+def _sums_source(table: LaunchTable, stage: Stage) -> tuple[str, str] | None:
+    """The kernel that finishes the sums of a stage, if they need one."""
+    unfinished = [s for s in stage.sums if table.needs_combining(s)]
+    if not unfinished:
+        return None
+    return f"sums_{table.specialized.rule.name}", sums.combine(unfinished, table.fields, table.formats_of(stage))
 
 
 _texts: dict[tuple[Any, ...], str] = {}  # of kernels
@@ -143,14 +170,11 @@ _texts: dict[tuple[Any, ...], str] = {}  # of kernels
 
 @functools.cache
 def _compile(title: str, text: str) -> int:
-    address: int = generated.load(f"numba_{title}", text, made_for()).run.address
-    return address
+    return generated.function(f"numba_{title}", text, made_for()).address
 
 
 @functools.cache
 def made_for() -> str:
     """What compiled code depends on besides a kernel's own source: Numba, the processor, and the ops."""
-    from fusedadam.backends.numba import ops
-    from fusedadam.generated import numba_cache  # imports Numba
-
-    return f"{numba_cache.made_for()}\n{inspect.getsource(ops)}"
+    ops = Path(__file__).with_name("ops.py").read_text(encoding="utf-8")  # to import them is to import Numba
+    return f"{object_code.made_for()}\n{ops}"

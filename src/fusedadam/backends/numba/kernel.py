@@ -33,7 +33,7 @@ WITH_DENORMALS = """
 from fusedadam.backends.numba.ops import *
 
 
-@kernel
+@c_function
 def run(_arguments):
     call_with_denormals(int64_at(_arguments, 0), int64_at(_arguments, 1))
 """

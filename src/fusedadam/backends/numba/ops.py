@@ -21,10 +21,11 @@ from numba.extending import intrinsic
 
 from fusedadam.generated import numba_cache
 
-__all__ = ["NUMBER", "abs", "add_up", "call_with_denormals", "divide", "find_largest", "inline", "int64_at", "kernel"]
-__all__ += ["load", "maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take", "where"]
+__all__ = ["NUMBER", "abs", "add_up", "c_function", "call_with_denormals", "divide", "find_largest", "inline"]
+__all__ += ["int64_at", "kernel", "load", "maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take"]
 __all__ += ["add", "bit_and", "bit_or", "bit_xor", "bits_of_float", "float_of_bits", "integer", "multiply", "narrow"]
 __all__ += ["index_of", "largest_word", "prefer_wide_vectors", "shift_left", "shift_right", "subtract", "widen", "word"]
+__all__ += ["where"]
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -36,8 +37,9 @@ NUMBER = {"f32": np.float32, "f64": np.float64}
 inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 
 
-# A C function of one address, for any thread to call
-kernel = numba_cache.cfunc("void(int64)", error_model="numpy")
+# A function of one address, for call_with_denormals to call, and a C function of one address, for any thread to call
+kernel = numba_cache.function("void(int64)", error_model="numpy")
+c_function = numba_cache.cfunc("void(int64)", error_model="numpy")
 
 
 @inline
@@ -107,15 +109,14 @@ def int64_at(context: Any, address: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_with_denormals(context: Any, function: Any, argument: Any) -> Any:
-    """Calls the C function at an address while this thread keeps denormal numbers, whatever its mode is otherwise.
+    """Calls the kernel at an address while this thread keeps denormal numbers, whatever its mode is otherwise.
 
     torch.set_flush_denormal(True) reaches some of the threads that kernels run on, and not others.
     """
 
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
         before = _set_denormals(b, lambda mode, mask: b.and_(mode, mask))
-        kind = ir.FunctionType(ir.VoidType(), [I64])
-        b.call(b.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        numba_cache.call(context, b, args[0], types.void, [types.int64], [args[1]])
         if before is not None:
             _set_denormals(b, lambda mode, mask: before)
         return context.get_dummy_value()

@@ -8,6 +8,7 @@ step_counts.py  the kernel that counts a step on the device
 launching.py    kernels that are ready to be launched, and queues of them
 direct.py   launches by CUDA's driver
 ops.py      the ops, for Triton
+identity.py     Triton's hash of itself, kept from process to process
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
 """

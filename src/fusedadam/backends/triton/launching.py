@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam.backends.triton import direct, ops
+from fusedadam.backends.triton import direct, identity, ops
 from fusedadam.engine.backend import Joined
 from fusedadam.engine.launch_table import LaunchTable
 
@@ -28,6 +28,7 @@ class Ready:
         self._grid, self._arguments, self._function = grid, arguments, function
         self.direct: direct.DirectKernel | None = None
         if grid[0] and not ops.INTERPRETED:
+            identity.recall()
             with on(device):
                 compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)
                 self._launch = compiled[grid]
