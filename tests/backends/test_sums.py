@@ -27,6 +27,7 @@ from tests.support import (
     SUMMING,
     Case,
     apply,
+    apply_in_place,
     assert_same_bits,
     draw,
 )
@@ -58,6 +59,26 @@ def test_all_backends_give_the_same_bits(case, dtypes):
         assert not torch.equal(first[3]["param"], roles[3]["param"])
     for place, other in zip(available()[1:], others, strict=True):
         assert_same_bits(first, other, f"{place}, {dtypes}:")
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_rows_that_fill_their_lanes(dtype, offset):
+    """Triton has a kernel of its own for them, without masks, whatever the addresses."""
+    roles = draw(ALL_ADAMP[0], [(3, 512), (2, 8448), (1, 256)], [dtype])
+    results = []
+    for place in available():
+        moved = [{r: _moved(tensor.to(place[0]), offset) for r, tensor in each.items()} for each in roles]
+        assert all((tensor.data_ptr() % 16 == 0) is not bool(offset) for each in moved for tensor in each.values())
+        apply_in_place(ALL_ADAMP[0], moved, place)
+        results.append([{r: tensor.cpu() for r, tensor in each.items()} for each in moved])
+    for place, other in zip(available()[1:], results[1:], strict=True):
+        assert_same_bits(results[0], other, f"{place}:")
+
+
+def _moved(tensor, offset):
+    """A copy whose address is as many elements behind an aligned one."""
+    return torch.cat([tensor.new_zeros(offset), tensor.flatten()])[offset:].view(tensor.shape)
 
 
 def test_more_rows_than_a_segment_of_them():

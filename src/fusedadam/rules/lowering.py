@@ -21,7 +21,7 @@ from fusedadam.rules.ops import OPS, SUMS
 
 KINDS = ("Value", "Scalar", "Flag")
 RESERVED = {  # names that kernels use, and arguments may not have
-    "BLOCK", "CHUNK", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
+    "AHEAD", "BLOCK", "CHUNK", "FULL", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
     "divide", "find_largest", "fold", "found_inf", "grad_scale", "inline", "int64_at", "kernel", "load", "max",
     "min", "number", "numbers", "range", "run", "scalar", "scratch", "store", "stored", "table", "take",
     "tensors", "tl", "triton", "update", *OPS,

@@ -23,7 +23,7 @@ from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.generated import object_code
-from fusedadam.rules.positions import Position
+from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import BLOCK
 
@@ -67,7 +67,9 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     chunk_sizes = np.full_like(table.sizes, CHUNK)
     if stage.in_segments:  # as in the kernel itself
         chunk_sizes = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
-    tensor, first = (np.ascontiguousarray(a, dtype=np.int64) for a in table.chunks(stage, chunk_sizes))
+    # backwards, if this is not the first visit: what was visited last is still in the cache
+    step = -1 if stage.position > START else 1
+    tensor, first = (np.ascontiguousarray(a[::step], dtype=np.int64) for a in table.chunks(stage, chunk_sizes))
     worth_threads = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}

@@ -32,6 +32,7 @@ HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 MEMORY = {"f32": FLOAT, "f64": DOUBLE, "f16": I16, "int8": I8, "uint8": I8, "int16": I16, "int32": I32}
 VALUES: dict[str, Any] = {"f32": types.float32, "f64": types.float64, "int32": types.int32}
 NUMBER = {"f32": np.float32, "f64": np.float64}
+VECTOR = 256  # lanes that are added up as one vector
 
 # Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorises.
 inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
@@ -153,8 +154,8 @@ def scratch(compute: str, length: int) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def new(context: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            # aligned for vectors, and of a length that keeps two of them from sharing the sets of a cache
-            array = cgutils.alloca_once(b, ir.ArrayType(MEMORY[compute], length + 16))
+            # aligned for vectors, longer by one, and of a length that keeps two from sharing the sets of a cache
+            array = cgutils.alloca_once(b, ir.ArrayType(MEMORY[compute], length + VECTOR + 16))
             array.align = 64
             return b.bitcast(array, MEMORY[compute].as_pointer())
 
@@ -178,25 +179,70 @@ def scratch(compute: str, length: int) -> Any:
     return new, get, put
 
 
-def _adder(name: str, combine: Any) -> Any:
+def _pairs(lanes: int, largest: bool) -> Any:
+    """``fold(array, first, count)``: up to ``lanes`` terms, neighbours in pairs, and so on until one is left.
+
+    Written as vectors: as a loop it stays scalar, and takes as long as the update of a thousand elements. It loads
+    all lanes, and takes those without a term for 0, which changes nothing.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fold(context: Any, array: Any, first: Any, count: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            element = FLOAT if array.dtype == types.float32 else DOUBLE
+            words = ir.VectorType(I32, lanes)
+            place = b.bitcast(b.gep(args[0], [args[1]]), ir.VectorType(element, lanes).as_pointer())
+            x = b.load(place, align=4 if element is FLOAT else 8)  # of one element: rows begin anywhere
+            limit = b.insert_element(ir.Constant(words, ir.Undefined), b.trunc(args[2], I32), I32(0))
+            limit = b.shuffle_vector(limit, limit, ir.Constant(words, [0] * lanes))
+            is_term = b.icmp_signed("<", ir.Constant(words, list(range(lanes))), limit)
+            x = b.select(is_term, x, ir.Constant(x.type, [0.0] * lanes))
+            left = lanes // 2
+            while left:
+                even, odd = (
+                    b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, left), list(range(k, 2 * left, 2))))
+                    for k in (0, 1)
+                )
+                x = _larger(b, even, odd) if largest else b.fadd(even, odd)
+                left //= 2
+            return b.extract_element(x, I32(0))
+
+        return array.dtype(array, types.int64, types.int64), emit
+
+    return fold
+
+
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    """As ``maximum``."""
+    return b.select(b.or_(b.fcmp_ordered(">", x, y), b.fcmp_unordered("uno", x, x)), x, y)
+
+
+def _adder(name: str, combine: Any, largest: bool) -> Any:
     """``add_up(array, first, count, lanes, get, put)``: in the order of fusedadam.rules.sums, in place.
 
     Each has a name of its own: what was compiled in different processes meets in one, by name, when it is loaded.
     """
+    few, some, many = (_pairs(lanes, largest) for lanes in (16, 64, VECTOR))
 
     def add_up(array: Any, first: Any, count: Any, lanes: Any, get: Any, put: Any) -> Any:
         for begin in range(first + lanes, first + count, lanes):
             for j in range(min(lanes, first + count - begin)):
                 put(array, first + j, combine(get(array, first + j), get(array, begin + j)))
         count = min(count, lanes)
-        while count > 1:  # neighbours in pairs, and so on until one is left
+        while count > VECTOR:
             half = count // 2
             for j in range(half):
                 put(array, first + j, combine(get(array, first + 2 * j), get(array, first + 2 * j + 1)))
             if count % 2:
                 put(array, first + half, get(array, first + count - 1))
             count = half + count % 2
-        return get(array, first)
+        if count == 1:
+            return get(array, first)
+        if count <= 16:
+            return few(array, first, count)
+        if count <= 64:
+            return some(array, first, count)
+        return many(array, first, count)
 
     add_up.__name__ = add_up.__qualname__ = name
     return inline(add_up)
@@ -207,7 +253,7 @@ def _add(a: Any, b: Any) -> Any:
     return a + b
 
 
-add_up, find_largest = _adder("add_up", _add), _adder("find_largest", maximum)
+add_up, find_largest = _adder("add_up", _add, largest=False), _adder("find_largest", maximum, largest=True)
 
 
 def load(kind: str, value: str) -> Any:

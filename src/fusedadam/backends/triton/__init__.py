@@ -16,10 +16,11 @@ Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -49,11 +50,17 @@ class Tile(NamedTuple):
 
 
 class RowTile(NamedTuple):
-    """Rows handled side by side by a warp, the lanes of each, and how many times a program does so."""
+    """Rows handled side by side, the lanes of each, how many times a program does so, and its warps.
+
+    ``full``: each row fills its lanes, again and again. ``ahead``: a tile is loaded while another is updated.
+    """
 
     rows: int
     lanes: int
     run: int
+    warps: int = 1
+    full: bool = False
+    ahead: bool = False
 
 
 # The best of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square
@@ -63,8 +70,11 @@ WIDE, NARROW, SPLIT = Tile(2048, 1024, 4), Tile(4096, 256, 2), Tile(1024, 512, 4
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
+FULL_ROWS = RowTile(1, LANES, 1, full=True)  # of the same lengths as the last of these
+ROWS_OF_ROWS = RowTile(1, LANES, 1, warps=4)  # in float64, whose division and square root take long
 TENSORS = 128  # of a tensor stage, or of scalars, handled at a time
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
 Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 
@@ -89,19 +99,32 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[StageKernel
     if not stage.in_segments:
         return _straight(table, stage, _tile(table, stage))
     launches = []
-    widths = table.widths if stage.space == "element" else np.full(tensors, UPPER_LANES**2)
-    done = np.zeros(tensors, dtype=bool)
-    for longest, row_tile in ROW_TILES.items():
-        served = ~done & (widths <= (longest or widths.max(initial=0)))
-        done |= served
+    for row_tile, served in _row_tiles(table, stage):
         key = (stage.space, row_tile)  # several stages go by the same chunks
         if key not in chunks:
-            chunk_sizes = np.full(tensors, row_tile.rows * row_tile.run)
+            chunk_sizes = np.full(len(served), row_tile.rows * row_tile.run)
             chunks[key] = _sent(table, *table.chunks(stage, chunk_sizes, only=served))
         if len(chunks[key][0]):
-            lanes = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run)
-            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), lanes, warps=1))
+            lanes = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run, row_tile.full, row_tile.ahead)
+            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), lanes, row_tile.warps))
     return launches
+
+
+def _row_tiles(table: LaunchTable, stage: Stage) -> Iterator[tuple[RowTile, Bools]]:
+    """Each tile, and which tensors it serves."""
+    if stage.space == "row":
+        yield ROWS_OF_ROWS, np.ones(len(table), dtype=bool)
+        return
+    # sums need more instructions for each byte; of narrow formats there are few bytes on their way at any time
+    ahead = bool(stage.sums) and _is_narrow(table, stage)
+    left = np.ones(len(table), dtype=bool)
+    for longest, row_tile in ROW_TILES.items():
+        served = left & (table.widths <= longest) if longest else left
+        left = left & ~served
+        full = served & (table.widths % LANES == 0) if longest is None else np.zeros_like(served)
+        yield row_tile, served & ~full
+        if longest is None:
+            yield FULL_ROWS._replace(ahead=ahead), full
 
 
 def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]:
@@ -133,7 +156,11 @@ def _tile(table: LaunchTable, stage: Stage) -> Tile:
         return BUSY
     if any(len(fmt.arrays) > 1 for fmt in formats):
         return SPLIT
-    return NARROW if formats and all(fmt.name in ("f16", "bf16") for fmt in formats) else WIDE
+    return NARROW if _is_narrow(table, stage) else WIDE
+
+
+def _is_narrow(table: LaunchTable, stage: Stage) -> bool:
+    return stage.space == "element" and all(table.formats[role] in ("f16", "bf16") for role in stage.arrays)
 
 
 def _launch(

@@ -48,7 +48,11 @@ class _Writer:
         ops += ["largest_word"] if self.memory.written_by_block else []
         ops += ["index_of"] if self.memory.is_stochastic and "_extent1" in self.fields else []
         shapes = (
-            "BLOCK" if stage.space == "tensor" else "ROWS, LANES, LOG, RUN" if stage.in_segments else "CHUNK, BLOCK"
+            "BLOCK"
+            if stage.space == "tensor"
+            else "ROWS, LANES, LOG, RUN, FULL, AHEAD"
+            if stage.in_segments
+            else "CHUNK, BLOCK"
         )
         if self.memory.is_busy and not stage.in_segments:
             shapes += ", TAIL"
@@ -183,10 +187,13 @@ class _Writer:
         ]
 
     def segments(self) -> list[str]:
+        """``FULL``: every segment is a multiple of ``LANES`` long, and there is one at a time. No path then needs
+        masks, which take many registers: the fewer, the more warps there are, and the more bytes are on their way."""
         stage, size = self.stage, SEGMENT[self.stage.space]
         geometry = ("_width", "_pieces", "_segments")
         if stage.space == "row":  # the rows of a tensor are one row of rows
             geometry = ("_all_rows", "_row_segments", "_row_segments")
+        loop = "for _column in range(0, _longest, LANES):"
         return [
             f"_width = {self.entry(geometry[0])}",
             f"_pieces = {self.entry(geometry[1])}",
@@ -195,26 +202,32 @@ class _Writer:
             "_turns = tl.minimum((_segments - _first + ROWS - 1) // ROWS, RUN)",
             "for _turn in range(0, _turns):",
             "    _k = _first + _turn * ROWS + tl.arange(0, ROWS)",
-            "    _live_row = _k < _segments",
+            "    _row = _k",
             "    if ROWS > 1:  # only short rows are handled side by side: each is whole",
-            "        _row = _k",
+            "        _live_row = _k < _segments",
             "        _start = _row * _width",
             "        _longest = _width",
             "    else:",
-            "        _row = _k // _pieces",
-            f"        _piece = ((_first + _turn) % _pieces) * {size}",
+            "        _live_row = tl.full((1,), True, tl.int1)",
+            "        _piece = _width * 0",
+            "        if _pieces > 1:  # a 64-bit division takes a hundred instructions",
+            "            _row = _k // _pieces",
+            f"            _piece = ((_first + _turn) % _pieces) * {size}",
             "        _start = _row * _width + _piece",
-            f"        _longest = tl.minimum(_width - _piece, {size})",
+            f"        _longest = tl.minimum(_width - _piece, {size}).to(tl.int32)",
             *indented(4, self.rows_and_lanes()),
-            "    if _aligned & (_longest % LANES == 0) & (_first + (_turn + 1) * ROWS <= _segments):",
+            "    _plain = _aligned",
+            "    if not FULL:",
+            "        _plain = _aligned & (_longest % LANES == 0) & (_first + (_turn + 1) * ROWS <= _segments)",
+            "    if _plain:",
             *indented(8, self.pointers(aligned=True)),
             "        _start = tl.multiple_of(_start, 16)",
-            "        for _column in range(0, _longest, LANES):",
-            *indented(12, self.tile("tl.multiple_of(_column, LANES)", aligned=True)),
-            *indented(12, [*self.visit(mask=""), *self.add()]),
+            *indented(8, self.aligned_columns(loop)),
+            "    elif FULL:",
+            *indented(8, [*self.pointers(aligned=False), loop]),
+            *indented(12, [*self.tile("_column", aligned=True), *self.visit(mask=""), *self.add()]),
             "    else:",
-            *indented(8, self.pointers(aligned=False)),
-            "        for _column in range(0, _longest, LANES):",
+            *indented(8, [*self.pointers(aligned=False), loop]),
             *indented(12, self.tile("_column", aligned=False)),
             *indented(12, self.visit(mask=", mask=_live")),
             *(f"            _term_{s.name} = tl.where(_live, _term_{s.name}, 0.0)" for s in stage.sums),
@@ -224,6 +237,37 @@ class _Writer:
                 f"fold(_lanes_{s.name}, ROWS, LANES, LOG, {s.largest}), mask=_live_row)"
                 for s in stage.sums
             ),
+        ]
+
+    def aligned_columns(self, loop: str) -> list[str]:
+        """``AHEAD``: each tile is loaded while the one before it is updated."""
+        here = self.tile("tl.multiple_of(_column, LANES)", aligned=True)
+        if self.stage.space != "element" or not self.stage.reads:
+            return [loop, *indented(4, [*here, *self.visit(mask=""), *self.add()])]
+        following = self.tile("tl.multiple_of(_next, LANES)", aligned=True)
+        words = {r: self.memory.arrays([r]) for r in self.stage.reads}
+
+        def loads(prefix: str) -> list[str]:
+            return [
+                f"{prefix}{name} = {load}"
+                for r, names in words.items()
+                for name, load in zip(names, self.memory.loads(r, self.memory.places(r), ""), strict=True)
+            ]
+
+        names = [name for each in words.values() for name in each]
+        loaded = {r: [f"_loaded_{name}" for name in each] for r, each in words.items()}
+        return [
+            "if AHEAD:",
+            *indented(4, [*self.tile("0", aligned=True), *loads("_ahead_")]),
+            loop,
+            "    if AHEAD:",
+            *(f"        _loaded_{name} = _ahead_{name}" for name in names),
+            "        _next = tl.minimum(_column + LANES, _longest - LANES)",
+            *indented(8, [*following, *loads("_ahead_")]),
+            *indented(4, here),
+            "    if not AHEAD:",
+            *indented(8, loads("_loaded_")),
+            *indented(4, [*self.visit(mask="", loaded=loaded), *self.add()]),
         ]
 
     def tile(self, column: str, aligned: bool) -> list[str]:
