@@ -19,6 +19,7 @@ import torch
 # Copies from pageable memory of up to 64 KB: the driver takes the bytes along with the command, and does not wait.
 SMALL = 1 << 16
 RELAXED = 2  # a mode of CUDA's captures
+GRAPHS_VARIABLE = "FUSEDADAM_CUDA_GRAPHS"  # 0: kernels are launched one after the other
 INVALID_CONTEXT = 201  # this thread has not used the device yet
 
 
