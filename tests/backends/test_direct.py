@@ -93,3 +93,62 @@ def test_hooks_are_seen(monkeypatch):
     owner = triton.knobs.runtime if hasattr(triton, "knobs") else triton.compiler.CompiledKernel
     monkeypatch.setattr(owner, "launch_enter_hook", lambda metadata: None)
     assert direct.has_hooks()
+
+
+class Graph:
+    def __init__(self, kernels):
+        self.kernels, self.words, self.fails = kernels, [list(kernel.words) for kernel in kernels], False
+
+    def update(self, index):
+        if self.fails:
+            raise KeyboardInterrupt
+        self.words[index] = list(self.kernels[index].words)
+
+
+class GraphDriver(Driver):
+    def graph(self, kernels):
+        self.made = Graph(kernels)
+        return self.made
+
+    def launch_graph(self, graph, device):
+        self.launched += [(words, (), device) for words in graph.words]
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A kernel that a step without a GradScaler launches by itself, and a queue of scaled steps that has it too."""
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+    driver = GraphDriver([8, 4, 8])
+    monkeypatch.setattr(direct, "driver_of", lambda device: driver)
+    kernels = [
+        direct.kernel(CUDA, compiled(["*i64", "i32", "i64", "constexpr"]), (1, 1, 1), (first, 6, 7, 64))
+        for first in (5, 50)
+    ]
+    return direct.DirectQueue(kernels, [direct.Varying(0, 0, "inf")]), kernels[0], driver
+
+
+@pytest.mark.parametrize("launches", [1, 2, 3])
+def test_what_a_queue_was_given_does_not_stay_in_its_kernels(queue, launches):
+    """As it did: a step without a GradScaler, after steps with one, asked memory that was freed for infinities."""
+    run, kernel, driver = queue
+    for _ in range(launches):
+        run({"inf": 500})
+    assert driver.launched[-2][0] == [500, 6, 7]
+    kernel()
+    assert driver.launched[-1][0] == [5, 6, 7]
+    kernel({2: 70})
+    assert driver.launched[-1][0] == [5, 6, 70]
+    run({"inf": 500})
+    assert driver.launched[-2][0] == [500, 6, 7]
+
+
+def test_an_interrupted_update_of_a_graph_is_made_up_for(queue):
+    run, _, driver = queue
+    for _ in range(3):
+        run({"inf": 500})
+    driver.made.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        run({"inf": 501})
+    driver.made.fails = False
+    run({"inf": 501})
+    assert driver.launched[-2][0] == [501, 6, 7]

@@ -74,6 +74,18 @@ def test_a_closure_that_fails_changes_nothing(make):
     assert_unchanged(optimizer, before)
 
 
+@pytest.mark.parametrize("name", [None, "closure"])
+def test_a_closure_may_add_a_hook_to_the_step_it_is_in(name):
+    optimizer, ran = fusedadam.AdamW(leaves()), []
+
+    def closure():
+        optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+        return 1.0
+
+    assert (optimizer.step(closure) if name is None else optimizer.step(**{name: closure})) == 1.0
+    assert ran == ["after"]
+
+
 @EVERY_PLAIN
 def test_hooks_run_around_steps_and_state_dicts_in_their_order(make):
     """Those of one optimizer and those of all; what they make of a state dict is what is saved and what is loaded."""

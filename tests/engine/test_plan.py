@@ -19,10 +19,10 @@ OPTIONS = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 
 OPTIONS = tuple(OPTIONS[name] for name in adam.hyper_parameters)
 
 
-def made(grads, states, new_state=None, steps=None):
+def made(grads, states, new_state=None, steps=None, backend=None):
     """A plan for parameters of ones, of which those with a gradient take part."""
     params = [torch.nn.Parameter(torch.ones(3)) for _ in grads]
-    backend = backends.choose(torch.device("cpu"), "eager")
+    backend = backend or backends.choose(torch.device("cpu"), "eager")
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
         states.setdefault(param, {})
@@ -84,3 +84,16 @@ def test_it_keeps_no_tensor_alive():
     gc.collect()
     assert [ref() for ref in watched] == [None] * 3
     assert len(plan.launches) == 1
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_step_that_copies_tensors_is_not_repeated_without_its_copies(is_copied):
+    """Kernels alone would read the copy that the last step has freed, and nothing would be written back."""
+
+    def joined(runs, is_scaled):
+        return lambda *_: None
+
+    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
+    plan, *_ = made([torch.ones(1).expand(3) if is_copied else torch.ones(3)], {}, backend=backend)
+    plan.launches[0].table.scalars_on_device = True
+    assert (plan._prepare_to_repeat([OPTIONS], NO_AMP) is None) == is_copied

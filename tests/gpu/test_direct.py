@@ -253,6 +253,19 @@ def test_scaled_steps_are_graphs_too(given, launches, monkeypatch):
     assert_same(ours, steps())
 
 
+def test_steps_without_a_scaler_do_not_ask_the_memory_of_its_infinities():
+    param = torch.nn.Parameter(torch.ones(64, device=device))
+    optimizer, found_inf = fusedadam.AdamW([param]), torch.zeros((), device=device)
+    param.grad, optimizer.found_inf = torch.ones_like(param), found_inf
+    for _ in range(4):
+        optimizer.step()
+    optimizer.found_inf = None
+    found_inf.fill_(1.0)  # as whatever is there next may do
+    for _ in range(6):
+        optimizer.step()
+    assert optimizer.state[param]["step"] == 10
+
+
 def test_a_profiler_sees_the_kernels_of_a_graph():
     params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
     optimizer = fusedadam.AdamW(params, max_grad_norm=1.0)

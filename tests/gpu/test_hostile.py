@@ -95,3 +95,18 @@ def test_betas_that_cycle_leave_nothing_behind_and_have_the_same_bits(way):
         return [p.detach() for p in params_of(optimizer)]
 
     assert_same(trained(way), trained("plain"))
+
+
+@EVERY
+def test_tensors_that_are_copied_are_copied_in_every_step(make):
+    """Steps with the options of the last one are repeated; kernels alone would work on the copies of the last one."""
+
+    def trained(lay_out):
+        optimizer = make(leaves(device="cuda"))
+        for step in range(8):
+            for p in params_of(optimizer):
+                p.grad = lay_out(torch.full_like(p, step + 1.0))
+            optimizer.step()
+        return optimizer
+
+    assert_same(trained(lambda grad: grad[..., None].repeat(*[1] * grad.dim(), 2)[..., 0]), trained(torch.clone))

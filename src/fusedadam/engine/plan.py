@@ -225,7 +225,7 @@ class Plan:
 
     def _prepare_to_repeat(self, options: Sequence[HyperParameters], amp: Amp) -> Repeated | None:
         """Joins everything that a step with these options runs, if it consists of kernels alone."""
-        if not all(launch.table.scalars_on_device for launch in self.launches):
+        if self.launches.needs_tensors or not all(launch.table.scalars_on_device for launch in self.launches):
             return None
         kernels: list[ScalarKernel | DeviceScalars] = [kernel for _, kernel in self._scalar_kernels]
         kernels += self._device_scalars

@@ -205,7 +205,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         def step(*args: P.args, **kwargs: P.kwargs) -> R:
             optimizer: Any = args[0]
             is_watched = (
-                optimizer._optimizer_step_pre_hooks
+                len(args) > 1  # a closure, which may add a hook
+                or kwargs
+                or optimizer._optimizer_step_pre_hooks
                 or optimizer._optimizer_step_post_hooks
                 or _global_optimizer_pre_hooks
                 or _global_optimizer_post_hooks

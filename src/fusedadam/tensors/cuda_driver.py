@@ -154,6 +154,11 @@ class Kernel:
         begin = ctypes.addressof(self.words)
         self.pointers = (c_void_p * len(arguments))(*(begin + 8 * k for k in range(len(arguments))))
 
+    def copy(self) -> Kernel:
+        """The same, with words of its own."""
+        function, x, y, z, threads, _, _, shared = self.configuration
+        return Kernel(function, (x, y, z), threads, shared, list(self.words))
+
 
 @functools.cache
 def driver() -> Driver | None:

@@ -43,7 +43,8 @@ def update(tensor: Tensor, array: npt.NDArray[Any], rows: slice) -> None:
         tensor[rows].copy_(pinned(array[rows]), non_blocking=True)
     else:
         begin = rows.start * array.strides[0]
-        driver.copy(tensor.data_ptr() + begin, array.ctypes.data + begin, nbytes, tensor.get_device())
+        with on(tensor.device):  # stream 0 is another stream on each device
+            driver.copy(tensor.data_ptr() + begin, array.ctypes.data + begin, nbytes, tensor.get_device())
 
 
 def keep_for_graph(tensor: Tensor) -> Tensor:
@@ -60,3 +61,14 @@ def current_streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
 
 def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Commands go to the current device, which need not be the tensors' own."""
+    if device.type == "cpu" or (device.type == "cuda" and torch._C._cuda_getDevice() == device.index):
+        return contextlib.nullcontext()
+    module = getattr(torch, device.type)
+    if device.index == module.current_device():
+        return contextlib.nullcontext()
+    guard: contextlib.AbstractContextManager[Any] = module.device(device)
+    return guard

@@ -33,9 +33,9 @@ class DirectKernel:
         if changed is None:
             self.driver.launch([self.kernel], self.device)
             return
-        for place, argument in changed.items():
-            words[self.word_of[place]] = raw(argument)
         try:
+            for place, argument in changed.items():
+                words[self.word_of[place]] = raw(argument)
             self.driver.launch([self.kernel], self.device)
         finally:
             for place in changed:
@@ -83,27 +83,31 @@ class DirectQueue:
 
     def __init__(self, kernels: Sequence[DirectKernel], varying: Sequence[Varying]) -> None:
         self._driver, self._device, self._alive = kernels[0].driver, kernels[0].device, kernels
-        self._kernels = [kernel.kernel for kernel in kernels]
-        self._varying = [(k, kernels[k].kernel.words, kernels[k].word_of[place], name) for k, place, name in varying]
+        # copies where arguments vary: the kernels themselves, and other queues of them, keep the arguments they have
+        own = {k: kernels[k].kernel.copy() for k, _, _ in varying}
+        self._kernels = [own.get(k, kernel.kernel) for k, kernel in enumerate(kernels)]
+        self._varying = [(k, own[k].words, kernels[k].word_of[place], name) for k, place, name in varying]
+        self._outdated: set[int] = set()  # kernels with arguments that the graph does not have yet
         self._launches = 0
         self._graph: Graph | None = None
         self._is_graph = len(kernels) > 1 and graphs_are_wanted()
 
     def __call__(self, values: Mapping[str, int]) -> None:
         """``values``: of the varying arguments, by their names."""
-        changed = []
         for k, words, at, name in self._varying:
             if words[at] != values[name]:
+                self._outdated.add(k)
                 words[at] = values[name]
-                changed.append(k)
         if self._graph is None or torch._C._cuda_isCurrentStreamCapturing():
             self._driver.launch(self._kernels, self._device)
             self._launches += 1
-            if self._is_graph and self._launches >= GRAPH_AFTER:
+            if self._is_graph and self._graph is None and self._launches >= GRAPH_AFTER:
                 self._graph = self._driver.graph(self._kernels)
+                self._outdated.clear()
         else:
-            for k in dict.fromkeys(changed):
+            for k in [*self._outdated]:
                 self._graph.update(k)
+                self._outdated.discard(k)  # only now: it may have been interrupted
             self._driver.launch_graph(self._graph, self._device)
 
 

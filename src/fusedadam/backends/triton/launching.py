@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from fusedadam.backends.triton import direct, identity, ops
 from fusedadam.engine.backend import Joined
 from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.tensors.transfer import on
 
 
 class Ready:
@@ -139,14 +139,3 @@ def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | Non
             launch(values)
 
     return run
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels are launched on the current device, which need not be the tensors' own."""
-    if device.type == "cpu" or (device.type == "cuda" and torch._C._cuda_getDevice() == device.index):
-        return nullcontext()
-    module = getattr(torch, device.type)
-    if device.index == module.current_device():
-        return nullcontext()
-    guard: AbstractContextManager[Any] = module.device(device)
-    return guard
