@@ -30,7 +30,7 @@ def controls():
 
 def arrays_of(fmt, like):
     return [
-        torch.empty((*like.shape[:-1], like.shape[-1] // 32) if a.by == "block" else like.shape, dtype=a.dtype)
+        like.new_empty((*like.shape[:-1], like.shape[-1] // 32) if a.by == "block" else like.shape, dtype=a.dtype)
         for a in fmt.arrays
     ]
 
@@ -104,8 +104,9 @@ def test_splits_of_floats_of_every_kind():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(16))
 def test_splits_of_all_floats(part):
-    """As above, by their bits: neighbors that 24 bits have are 256 apart."""
-    for values in all_floats(begin=part << 28, end=(part + 1) << 28):
+    """As above, by their bits: neighbors that 24 bits have are 256 apart. It takes seconds where there is a GPU."""
+    for each in all_floats(begin=part << 28, end=(part + 1) << 28):
+        values = each.to("cuda" if torch.cuda.is_available() else "cpu")
         bits, numbers = values.view(torch.int32), ~values.isnan()
         for name, noise, apart in (("bf16_16", None, 0), ("bf16_8", None, 128), ("bf16_8", -1, 255)):
             words = None if noise is None else torch.full_like(bits, noise)

@@ -20,6 +20,12 @@ class HostScalars:
     def __init__(self, rule: Rule, groups: Int64s, counted: Int64s, places: Places, uncounted: Int64s) -> None:
         self._rule, self._groups, self.places = rule, groups, places
         self._counted, self._uncounted, self.counts_any = counted, uncounted, len(counted) > 0
+        # which groups have members that are counted or uncounted, and which of these each member is
+        served = [*((k, True) for k in counted.tolist()), *((k, False) for k in uncounted.tolist())]
+        kinds = [(int(groups[k]), is_counted) for k, is_counted in served]
+        order = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+        self._kinds, self._kind_of = list(order), np.zeros(len(groups), dtype=np.int64)
+        self._kind_of[[k for k, _ in served]] = [order[kind] for kind in kinds]
         self._last: tuple[Any, list[tuple[dict[str, Any], bool]], Int64s] | None = None
 
     def __bool__(self) -> bool:
@@ -44,11 +50,9 @@ class HostScalars:
         step will do), and for each member which of them are its own. Most steps have the options of the last one."""
         if self._last is not None and self._last[0] is options:
             return self._last[1:]
-        keys = [(_numbers(options[self._groups[k]]), True) for k in self._counted]
-        keys += [(_numbers(options[self._groups[k]]), False) for k in self._uncounted]
+        keys = [(_numbers(options[group]), counted) for group, counted in self._kinds]
         order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
-        set_of = np.zeros(len(self._groups), dtype=np.int64)
-        set_of[np.concatenate([self._counted, self._uncounted])] = [order[key] for key in keys]
+        set_of = self._kind_of if len(order) == len(keys) else np.array([order[key] for key in keys])[self._kind_of]
         sets = [(dict(zip(self._rule.hyper_parameters, values, strict=True)), counted) for values, counted in order]
         are_numbers = not any(isinstance(value, Tensor) for group in options for value in group)
         self._last = (options, sets, set_of) if are_numbers else None  # a tensor may change in place
@@ -62,4 +66,4 @@ class HostScalars:
 
 
 def _numbers(options: HyperParameters) -> HyperParameters:
-    return tuple(float(v) if isinstance(v, Tensor) else v for v in options)
+    return tuple([float(v) if isinstance(v, Tensor) else v for v in options])

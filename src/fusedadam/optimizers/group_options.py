@@ -6,6 +6,7 @@ changed are checked as when the optimizer was made, before anything is written.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -73,28 +74,30 @@ class GroupOptions:
         return self._last
 
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
-        keys, declared = list(group), self._optimizer
-        same_keys = len(now) == len(last.seen) and last.seen[: len(keys)] == keys
-        values, seen = now[len(keys) :], last.seen[len(keys) :]
+        count, declared = len(group), self._optimizer
+        names, values, seen = now[:count], now[count:], last.seen[count:]
+        same_keys = len(now) == len(last.seen) and names == last.seen[:count]
         if same_keys:
-            triples = zip(keys, values, seen, strict=True)
-            keys = [name for name, value, before in triples if value is not before or name in last.mutable]
-        found = {name: _value(name, group[name]) for name in keys if name in declared.options}
+            names = [*itertools.compress(names, map(operator.is_not, values, seen)), *last.mutable]
+        found = {name: _value(name, group[name]) for name in names if name in declared.options}
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
             self._check_changed(group, changed)
-        if same_keys and not changed and all(map(operator.is_, values, seen)):
+        elif same_keys and all(map(operator.is_, values, seen)):
             return last
         flags, options, kept = last.flags, last.hyper_parameters, last.storage
         if changed or not same_keys:
             kept = storage.key(declared, group)
-            flags = tuple(bool(declared.value(group, name)) for name in declared._flags)
-            options = tuple(_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters)
-        mutable = frozenset(name for name in {*last.mutable, *found} if name in group and _is_mutable(group[name]))
-        return Reading(flags, options, kept, now, {**(last.checked if same_keys else {}), **found}, mutable)
+            flags = tuple([bool(declared.value(group, name)) for name in declared._flags])
+            options = tuple([_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters])
+        mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
+        checked = {**last.checked, **found} if same_keys else found
+        return Reading(flags, options, kept, now, checked, frozenset(mutable))
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
-        self._optimizer.check(for_check(group), names)
+        # numbers, as schedulers change them, are what they seem
+        is_plain = all(type(group[name]) is float and group[name] >= 0 for name in names)
+        self._optimizer.check(group if is_plain else for_check(group), names)
 
 
 def for_check(group: Group) -> Group:
