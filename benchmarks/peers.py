@@ -6,6 +6,7 @@ Each is called with parameters and options and returns an object with ``step()``
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,24 @@ def with_tensor_lr(make: Make) -> Make:
         return make(params, lr=torch.tensor(1e-3, device=params[0].device), **options)
 
     made.__name__ = f"{make.__name__}, tensor lr"
+    return made
+
+
+def scheduled(make: Make) -> Make:
+    """With a learning rate that changes before every step, as most schedulers do it."""
+
+    def made(params: Params, **options: Any) -> Any:
+        optimizer = make(params, **options)
+        step, numbers = optimizer.step, itertools.count(1)
+
+        def next_step() -> None:
+            optimizer.param_groups[0]["lr"] = 1e-3 / next(numbers)
+            step()
+
+        optimizer.step = next_step
+        return optimizer
+
+    made.__name__ = f"{make.__name__}, scheduled"
     return made
 
 

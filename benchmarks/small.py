@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cases
 import torch
-from peers import scaled, torch_fused, with_tensor_lr
+from peers import scaled, scheduled, torch_fused, with_tensor_lr
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import charts
@@ -110,6 +110,7 @@ def pairs(device: str) -> list[Pair]:
         Pair("AdamW", AdamW, TORCH, torch_fused),
         Pair("AdamW, GradScaler", scaled(AdamW), f"{TORCH}, GradScaler", scaled(torch_fused)),
         Pair("AdamW, tensor lr", with_tensor_lr(AdamW), f"{TORCH}, tensor lr", with_tensor_lr(torch_fused)),
+        Pair("AdamW, scheduled lr", scheduled(AdamW), f"{TORCH}, scheduled lr", scheduled(torch_fused)),
     ]
     if device != "cpu":
         ours, peer = (partial(make, capturable=True) for make in (AdamW, torch_fused))
