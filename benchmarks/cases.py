@@ -1,4 +1,4 @@
-"""Sets of parameters that only speed.py measures, beside those of `fusedadam bench`."""
+"""Sets of parameters that only speed.py and small.py measure, beside those of `fusedadam bench`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def resnet() -> list[Shape]:
             shapes += normalized(width, channels, 3, 3) + normalized(width, width, 3, 3)
             channels = width
     return [*shapes, (1000, channels)]
+
+
+def mlp() -> list[Shape]:
+    """Three linear layers: 26,122 in 6 tensors."""
+    return [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]
+
+
+def alike(count: int) -> list[Shape]:
+    """Matrices of 1,024 elements."""
+    return count * [(32, 32)]
 
 
 def two_matrices() -> list[Shape]:

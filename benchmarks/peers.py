@@ -1,4 +1,4 @@
-"""What speed.py measures beside plain optimizers: scaled gradients, DTensors, clipping, bytes without arithmetic.
+"""What speed.py and small.py measure beside plain optimizers: scaled gradients, DTensors, clipping and others.
 
 Each is called with parameters and options and returns an object with ``step()``; tables show its ``__name__``.
 """
@@ -42,6 +42,16 @@ def scaled(make: Make) -> Make:
         return optimizer
 
     made.__name__ = f"{make.__name__}, scaled"
+    return made
+
+
+def with_tensor_lr(make: Make) -> Make:
+    """With a learning rate on the parameters' device."""
+
+    def made(params: Params, **options: Any) -> Any:
+        return make(params, lr=torch.tensor(1e-3, device=params[0].device), **options)
+
+    made.__name__ = f"{make.__name__}, tensor lr"
     return made
 
 

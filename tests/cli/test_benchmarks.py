@@ -15,12 +15,14 @@ import cases
 import cycling
 import peers
 import rows
+import small
 import speed
 import training
 import training_model
 from rows import Faster, OfCopy, OfTheTime, Row, Timed, lines, measure, table
 
 from fusedadam import AdamP
+from fusedadam.cli.demo.transformer import Size
 from fusedadam.cli.harness.shapes import many_small, parameters
 from fusedadam.cli.harness.timing import Pace
 
@@ -106,6 +108,50 @@ def test_small_matrices_are_matrices_of_nearly_the_sizes_of_small_tensors() -> N
     for (height, columns), (size,) in zip(cases.small_matrices(4096), many_small(4096), strict=True):
         assert columns >= 1
         assert 0 <= size - height * columns < height
+
+
+def test_small_models_are_measured_and_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real loop runs with a model of its own, which is small enough for a test."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(small, "ON_CPU", Size(width=16, heads=2, layers=1, context=8, batch=2))
+    monkeypatch.setattr(small, "LARGEST_QUICK", 6)
+    picture, threads = tmp_path / "small.png", str(torch.get_num_threads())
+    assert small.main(["--cpu", "--quick", "--threads", threads, "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line[:1] == "|"]
+    assert {len(cells) for cells in lines} == {6}
+    measured = [(cells[0], cells[1]) for cells in lines[2:]]
+    names = [pair.what for pair in small.pairs("cpu")]
+    assert measured[:-1] == [(count, name) for count in ("1", "4", "6") for name in names]
+    assert measured[-1][1] == small.LOOP
+    verdicts = printed.partition("\n\n")[2].partition("\n\n")[2].splitlines()
+    assert len(verdicts) == len(small.goals("cpu"))
+    assert sum(line.startswith("not measured: AdamW, 1") for line in verdicts) == 2, "16 and 1,000 tensors"
+
+
+def test_goals_of_small_models_are_judged_by_medians() -> None:
+    row = small.Row(6, "AdamW", small.TORCH, small.Times(ours=[1.0, 4.0, 5.0], peer=[2.0, 6.0, 8.0]))
+    wanted = [small.Goal("AdamW", least, 6) for least in (1.5, 1.6)]
+    met, missed = small.verdicts([row], wanted)
+    assert met == "met: AdamW, 6 tensors: 1.50 times as fast as torch fused (minima: 2.00); at least 1.5"
+    assert missed.startswith("MISSED")
+    assert small.line(row) == "| 6 | AdamW | 1.0 / 4.0 | torch fused | 2.0 / 6.0 | 2.00 / 1.50 |"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_goal_of_small_models_is_about_something_that_is_measured(device: str) -> None:
+    measured = {pair.what for pair in small.pairs(device)} | {small.LOOP, small.LOOP_WITH_DEVICE}
+    assert {goal.what for goal in small.goals(device)} <= measured
+    assert {goal.tensors for goal in small.goals(device)} <= {*small.COUNTS, small.MLP, None}
+
+
+def test_small_models_have_as_many_tensors_as_they_say() -> None:
+    assert len(cases.mlp()) == small.MLP
+    assert parameters(cases.mlp()) == 26_122
+    assert parameters(cases.alike(16)) == 16 * 1024
 
 
 def test_the_resnet_is_one() -> None:

@@ -309,3 +309,89 @@ def test_results_do_not_depend_on_the_grouping():
 
     for a, b in zip(train(False), train(True), strict=True):
         assert torch.equal(a, b)
+
+
+def rebuilt(state):
+    values = dict(state)
+    state.clear()
+    state.update(reversed(values.items()))
+
+
+def grown(state):
+    for k in range(40):
+        state[f"more {k}"] = k
+
+
+def shrunk(state):
+    for name in [name for name in state if name.startswith("more")]:
+        del state[name]
+
+
+def replaced(state):
+    state["exp_avg"] = state["exp_avg"].clone()
+    state["exp_avg_sq"] = state.pop("exp_avg_sq").clone()
+
+
+DISTURBANCES = [rebuilt, grown, shrunk, replaced, lambda state: state.update(other=1), lambda state: state.pop("other")]
+
+
+def test_states_are_found_wherever_their_dict_has_them(loop):
+    """Each time the dict is the same object with the same values, but its entries are elsewhere."""
+    ours, plain = ([torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(5))] for _ in range(2))
+    optimizer, twin = fusedadam.AdamW(ours, lr=0.1), fusedadam.AdamW(plain, lr=0.1)
+    for step, disturb in enumerate([lambda state: None] * 3 + DISTURBANCES * 2):
+        for param in (*ours, *plain):
+            param.grad = torch.full_like(param, step + 1.0)
+        if step > 0:
+            disturb(optimizer.state[ours[step % 2]])
+            disturb(optimizer.state[ours[1 - step % 2]])
+        optimizer.step()
+        twin.step()
+        for one, other in zip(ours, plain, strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(optimizer.state[one]["exp_avg_sq"], twin.state[other]["exp_avg_sq"])
+
+
+def test_a_step_increments_versions_by_one(loop):
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    params = [
+        torch.nn.Parameter(torch.ones(2, 2)),
+        torch.nn.Parameter(torch.ones(4)),
+        torch.nn.Parameter(torch.ones(1)),
+    ]
+    optimizer = fusedadam.AdamW([*params, inference])
+    view = params[0].detach()
+    for param in (params[0], params[1]):
+        param.grad = torch.ones_like(param)
+    with torch.inference_mode():
+        inference.grad = torch.ones(3)
+    before = [p._version for p in params]
+    for step in range(1, 4):
+        optimizer.step()
+        assert [p._version - v for p, v in zip(params, before, strict=True)] == [step, step, 0]
+        assert view._version == params[0]._version
+    loss = (params[0] * params[0]).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_class_may_have_a_grad_of_its_own(loop):
+
+    class Elsewhere(torch.nn.Parameter):
+        @property
+        def grad(self):
+            return self.__dict__.get("mine")
+
+        @grad.setter
+        def grad(self, value):
+            self.mine = value
+
+    param, plain = Elsewhere(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer, twin = fusedadam.AdamW([param], lr=0.1, eps=1.0), fusedadam.AdamW([plain], lr=0.1, eps=1.0)
+    for _ in range(3):
+        param.grad, plain.grad = torch.ones(3), torch.ones(3)
+        optimizer.step()
+        twin.step()
+        assert torch.equal(param.detach(), plain.detach())

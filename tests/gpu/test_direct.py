@@ -1,5 +1,6 @@
 """Launches by CUDA's driver do what Triton's own launcher does, wherever a step is taken."""
 
+import gc
 import threading
 
 import pytest
@@ -232,6 +233,29 @@ def test_another_thread_may_capture_meanwhile():
     assert params[0].isfinite().all()
 
 
+def test_an_optimizer_may_go_while_a_stream_is_captured():
+    """In torch's usual mode, in which a call that is forbidden invalidates the capture."""
+    optimizer, x, graph = graphed(), torch.ones(8, device=device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        del optimizer
+        gc.collect()
+        y.add_(1)
+    graph.replay()
+    assert y.sum().item() == 24
+
+
+def graphed():
+    """An optimizer whose steps are a graph."""
+    params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
+    optimizer = fusedadam.AdamW(params, max_grad_norm=1.0)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    for _ in range(5):
+        optimizer.step()
+    return optimizer
+
+
 @pytest.mark.parametrize("given", ["scale and infinity", "infinity"])
 def test_scaled_steps_are_graphs_too(given, launches, monkeypatch):
     def steps():
@@ -267,12 +291,7 @@ def test_steps_without_a_scaler_do_not_ask_the_memory_of_its_infinities():
 
 
 def test_a_profiler_sees_the_kernels_of_a_graph():
-    params = [torch.nn.Parameter(torch.ones(64, 64, device=device)) for _ in range(3)]
-    optimizer = fusedadam.AdamW(params, max_grad_norm=1.0)
-    for param in params:
-        param.grad = torch.ones_like(param)
-    for _ in range(5):
-        optimizer.step()
+    optimizer = graphed()
     with torch.profiler.profile() as profile:
         optimizer.step()
         torch.cuda.synchronize()

@@ -204,7 +204,8 @@ class Plan:
             for scalars in self._device_scalars:
                 scalars.count()
 
-        self.launches.execute(self._roles(tensors), written, amp, count)
+        self.launches.execute(self._roles(tensors), (), amp, count)
+        self._increment_versions(written)
         self._repeated = self._prepare_to_repeat(options, amp)
 
     def _repeat(self, run: Joined, step: float, written: Sequence[Tensor], step_counts: StepCounts, amp: Amp) -> None:
@@ -214,7 +215,14 @@ class Plan:
         step_counts.set(self._host_scalars.places, step)
         table = self.launches[0].table
         run(int(step), table.grad_scale, table.found_inf)
-        torch.autograd.graph.increment_version(written)
+        self._increment_versions(written)
+
+    def _increment_versions(self, written: Sequence[Tensor]) -> None:
+        """As every in-place operation does, so that autograd refuses to go back through a graph that kept them."""
+        if self.snapshot.increment_versions is not None:
+            self.snapshot.increment_versions()
+        else:
+            torch.autograd.graph.increment_version(written)
 
     def _prepare_to_repeat(self, options: Sequence[HyperParameters], amp: Amp) -> Repeated | None:
         """Joins everything that a step with these options runs, if it consists of kernels alone."""

@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fusedadam.engine import snapshot_names as names
 from fusedadam.engine.geometry import Int64s
-from fusedadam.engine.snapshot_names import CHANGED, DIMENSIONS, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
+from fusedadam.engine.snapshot_names import CHANGED, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
 from fusedadam.tensors import internals
 from fusedadam.tensors.layout import address_of, extent, has_memory
 from fusedadam.tensors.shards import is_dtensor, local
@@ -63,12 +64,13 @@ class Snapshot:
         tensors = list(find(self.slots, params, states)) if expected is None else expected
         self.addresses: Int64s = np.array([0 if t is None else address_of(local(t)) for t in tensors], dtype=np.int64)
         self.specs = [t._spec if is_dtensor(t) else None for t in tensors]  # how each DTensor is sharded
-        self.compare: Look = (prepare_loop() or _plain_look)(self, tensors)
+        self.increment_versions: Callable[[], None] | None = None  # of the parameters, where a compiled loop can
+        self.compare: Look = (prepare_loop() or _plain_look)(self, tensors, params, states)
         addresses = self.addresses.copy()
         _, found = self.compare(params, states)
         # a tensor that the compiled loop cannot describe, or finds elsewhere than torch does
         if self.compare(params, states)[0] != SAME or (self.addresses != addresses).any():
-            self.compare = _plain_look(self, tensors)
+            self.compare, self.increment_versions = _plain_look(self, tensors, params, states), None
             _, found = self.compare(params, states)
         # False: another thread has replaced one of them in the meantime
         self.is_of_expected = len(found) == len(tensors) and all(map(operator.is_, found, tensors))
@@ -94,7 +96,7 @@ def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) ->
             yield params[param] if what == PARAM else params[param].grad
 
 
-def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
+def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any], _params: list[Tensor], _states: dict[Any, Any]) -> Look:
     seen: list[Any] = [None] * len(snapshot.slots)
 
     def look(params: list[Tensor], states: dict[Any, Any]) -> tuple[int, Tensors]:
@@ -126,7 +128,7 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any]) -> Look:
 
 
 @functools.cache
-def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
+def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any, Any]], Look] | None:
     """Makes compiled looks; None where one is unavailable, and the plain look has to do, more slowly."""
     at, sample = internals.find(), object()
     if at is None or importlib.util.find_spec("numba") is None:
@@ -139,32 +141,36 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
     text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
     try:
         made_for = object_code.made_for() + inspect.getsource(names) + inspect.getsource(internals)
-        loop, enter = (generated.function("snapshot", text, made_for, name).address for name in ("look", "enter"))
+        loop, increment, enter = (
+            generated.function("snapshot", text, made_for, name).address
+            for name in ("look", "increment_versions", "enter")
+        )
     except ImportError:  # a Numba that does not go with this numpy, say
         return None
     run = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(enter)  # which keeps the GIL
     functions = np.array([*map(_address, names.C_FUNCTIONS)], dtype=np.int64)
     grad_name = "grad"
 
-    def make(snapshot: Snapshot, tensors: Sequence[Any]) -> Look:
+    def make(snapshot: Snapshot, tensors: Sequence[Any], params: list[Tensor], states: dict[Any, Any]) -> Look:
         if not _can_be_read(tensors):
-            return _plain_look(snapshot, tensors)
-        slots = _slot_words(snapshot, tensors)
-        params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
-        layouts = np.full((len(slots), names.LAYOUT_WORDS), -1, dtype=np.int64)
+            return _plain_look(snapshot, tensors, params, states)
+        slots = _slot_words(snapshot, tensors, params, states)
+        known_params, owners = (np.array(ids, dtype=np.int64) for ids in (snapshot.params, snapshot.owners))
+        dimensions = max((local(t).dim() for t in tensors if t is not None), default=0)  # as few words as will do
+        layouts = np.full((len(slots), names.LAYOUT_DIMENSIONS + 2 * dimensions), -1, dtype=np.int64)
         other_specs = np.zeros(1, dtype=np.int64)
         hints = np.zeros((len(slots), names.HINT_WORDS), dtype=np.int64)
         arrays = {
-            names.KNOWN_PARAMS: params, names.KNOWN_OWNERS: owners, names.SLOTS: slots,
+            names.KNOWN_PARAMS: known_params, names.KNOWN_OWNERS: owners, names.SLOTS: slots,
             names.ADDRESSES: snapshot.addresses, names.LAYOUTS: layouts, names.OTHER_SPECS: other_specs,
             names.HINTS: hints,
         }  # fmt: skip
         words = np.zeros(names.N_ARGUMENTS, dtype=np.int64)
         words[names.LIST_ITEM : names.CLEAR_ERROR + 1] = functions
         words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
-        words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(params), len(owners), len(slots)
+        words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(known_params), len(owners), len(slots)
         words[names.IMPL_AT : names.SHARED + 1] = at
-        words[names.LOOK] = loop
+        words[names.MOST_DIMENSIONS] = dimensions
         for name, array in arrays.items():
             words[name] = array.ctypes.data
         if any(spec is not None for spec in snapshot.specs):
@@ -177,24 +183,38 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any]], Look] | None:
         def look(now: list[Tensor], states: dict[Any, Any], _alive: object = alive) -> tuple[int, Tensors]:
             now, states = list(now), dict(states)  # at once: other threads may change them at any time
             now_owners, values = list(states), list(states.values())
-            if len(now) != len(params) or len(now_owners) != len(owners):
+            if len(now) != len(known_params) or len(now_owners) != len(owners):
                 return CHANGED, []
             tensors: Tensors = [None] * len(slots)
             words[lists] = id(now), id(now_owners), id(values), id(tensors)
+            words[names.FUNCTION] = loop
             other_specs[0] = 0
             answer: int = run(argument)
             if other_specs[0] and answer != CHANGED and not snapshot.sharded_as_before(tensors):
                 answer = CHANGED
             return answer, tensors
 
+        def increment_versions() -> None:
+            words[names.FUNCTION] = increment
+            run(argument)
+
+        snapshot.increment_versions = increment_versions
         return look
 
     return make
 
 
-def _slot_words(snapshot: Snapshot, tensors: Sequence[Any]) -> Int64s:
+def _slot_words(snapshot: Snapshot, tensors: Sequence[Any], params: list[Tensor], states: dict[Any, Any]) -> Int64s:
     slots = np.zeros((len(tensors), names.SLOT_WORDS), dtype=np.int64)
+    owned, grad = list(states.values()), torch._C.TensorBase.__dict__["grad"]
+    _, get_grad, _, _, closure = (ctypes.c_uint64 * 5).from_address(_definition(grad))  # PyGetSetDef
     for row, slot, tensor, spec in zip(slots, snapshot.slots, tensors, snapshot.specs, strict=True):
+        if isinstance(slot.what, str):
+            row[names.SLOT_ENTRY], row[names.SLOT_DICT_SHAPE] = _entry(owned[slot.state], slot.what)
+        elif slot.what == PARAM:
+            row[names.SLOT_TRACKED] = not tensor.is_inference()
+        elif not closure and inspect.getattr_static(type(params[slot.param]), "grad") is grad:
+            row[names.SLOT_ENTRY] = get_grad
         row[names.SLOT_PARAM], row[names.SLOT_STATE] = slot.param, slot.state
         row[names.SLOT_KIND], row[names.SLOT_KEY] = slot.code, id(slot.what)
         row[names.SLOT_TYPE] = id(type(tensor))
@@ -216,8 +236,6 @@ def _dtensor_words() -> tuple[int, int]:
 
 def _can_be_read(tensors: Sequence[Any]) -> bool:
     """Whether every DTensor has a plain local tensor in the word that its class says; it may be an async collective."""
-    if any(tensor is not None and tensor.dim() > DIMENSIONS for tensor in tensors):
-        return False
     for tensor in filter(is_dtensor, tensors):
         words = [ctypes.c_void_p.from_address(id(tensor) + 8 * word).value for word in _dtensor_words()]
         if type(tensor._local_tensor) is not Tensor or words != [id(tensor._local_tensor), id(tensor._spec)]:
@@ -225,10 +243,31 @@ def _can_be_read(tensors: Sequence[Any]) -> bool:
     return True
 
 
+def _entry(state: Any, key: str) -> tuple[int, int]:
+    """The word of a dict's keys that holds a value, and the shape of the keys; zeros if they are not where CPython 3.10
+    to 3.14 have them. See ``entry`` in snapshot_loop.py."""
+    if type(state) is not dict or not (3, 10) <= sys.version_info[:2] <= (3, 14):
+        return 0, 0
+    keys = ctypes.c_uint64.from_address(id(state) + 8 * names.DICT_KEYS).value
+    count = (state.__sizeof__() - dict.__basicsize__) // 8  # of the words that keys have, if they are there
+    if not keys or count <= 0:
+        return 0, 0
+    words = (ctypes.c_uint64 * count).from_address(keys)
+    pair = id(key), id(state.get(key))
+    for k in range(names.KEYS_SHAPE + 1, count - 1):
+        if (words[k], words[k + 1]) == pair:
+            return k + 1, words[names.KEYS_SHAPE] & internals.HALF_WORD
+    return 0, 0
+
+
+def _definition(descriptor: Any) -> int:
+    """The address of a descriptor's PyMemberDef or PyGetSetDef: after head, class, name and qualified name."""
+    return ctypes.c_void_p.from_address(id(descriptor) + 40).value or 0
+
+
 def _word_of(slot: Any) -> int:
-    """Which word of an object holds one of its class's ``__slots__``: from the PyMemberDef of CPython's descriptor."""
-    member = ctypes.c_void_p.from_address(id(slot) + 40).value or 0  # after head, class, name and qualified name
-    return (ctypes.c_ssize_t.from_address(member + 16).value) // 8  # the offset, after name and type
+    """Which word of an object holds one of its class's ``__slots__``."""
+    return (ctypes.c_ssize_t.from_address(_definition(slot) + 16).value) // 8  # the offset, after name and type
 
 
 def _address(name: str) -> int:

@@ -23,9 +23,9 @@ from fusedadam.tensors.internals import HALF_WORD, INLINE
 
 TYPE = 1  # the word of any Python object that says what it is
 WORD = 8  # bytes
+VERSION = 16  # bytes of a version counter before the version itself
 AHEAD = 3  # slots between a prefetch and its use
-# for hints alone: the word of a dict that leads to its keys, and words of a TensorImpl
-DICT_KEYS, AUTOGRAD, VERSION = 4, 3, 5
+AUTOGRAD = 3  # a word of a TensorImpl, for hints alone
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -73,6 +73,17 @@ def differs(context, address, index, value):
 
 
 @intrinsic
+def increment(context, address):
+    """Adds 1 to the half word at an address, as other threads see it at once."""
+
+    def emit(context, b, signature, args):
+        b.atomic_rmw("add", b.inttoptr(args[0], I32.as_pointer()), I32(1), "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+@intrinsic
 def prefetch(context, address):
     """Asks for the memory at an address, and does nothing if there is none."""
 
@@ -89,16 +100,16 @@ call1, call2, call2_int, call3_int = caller("pointer", 1), caller("pointer", 2),
 
 
 @numba.njit(error_model="numpy")
-def compare(words, found, kind, layout, address, slot):
+def compare(words, most_dimensions, found, kind, layout, address, slot):
     """Compares one tensor with its layout, which is brought up to date, and with its address."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
         return CHANGED
-    impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at, deleter_at, shared = words
+    impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at, deleter_at, _, shared = words
     impl = at(found, impl_at)
     count = at(impl, dimensions_at)
     changed = differs(layout, LAYOUT_KIND, at(impl, kind_at) & HALF_WORD)
     changed |= differs(layout, LAYOUT_KEYS, at(impl, keys_at)) | differs(layout, LAYOUT_COUNT, count)
-    if count > DIMENSIONS:
+    if count > most_dimensions:
         return CHANGED
     sizes = impl + WORD * (dimensions_at + 1)
     if count > INLINE:
@@ -145,8 +156,18 @@ def remember(words, hint, found, here, owner):
         differs(hint, 3, at(impl, storage_at))
         differs(hint, 4, owner if owner else outer)
         differs(hint, 5, at(owner, DICT_KEYS) if owner else at(outer, AUTOGRAD))
-        differs(hint, 6, owner if owner else at(impl, VERSION))  # which is incremented after the step
-        differs(hint, 7, owner if owner else at(outer, VERSION))
+        differs(hint, 6, owner if owner else at(impl, words[9]))  # the version, which is incremented after the step
+        differs(hint, 7, owner if owner else at(outer, words[9]))
+
+
+@numba.njit(error_model="numpy")
+def entry(owner, slot):
+    """What a dict has for a key, read where it was when the snapshot was taken; 0 if it is no longer there. Keys of the
+    same shape have as many entries, and a dict has a key only once."""
+    keys, k = at(owner, DICT_KEYS), at(slot, SLOT_ENTRY)
+    if (at(keys, KEYS_SHAPE) & HALF_WORD) != at(slot, SLOT_DICT_SHAPE) or at(keys, k - 1) != at(slot, SLOT_KEY):
+        return 0
+    return at(keys, k)
 
 
 @numba.njit(error_model="numpy")
@@ -168,11 +189,12 @@ def look(a):
     # in registers: the compiler would load them again after every call
     words = (
         a[IMPL_AT], a[STORAGE_AT], a[DIMENSIONS_AT], a[OFFSET_AT], a[KIND_AT], a[KEYS_AT], a[DATA_AT], a[NBYTES_AT],
-        a[DELETER_AT], a[SHARED],
+        a[DELETER_AT], a[VERSION_AT], a[SHARED],
     )  # fmt: skip
     list_item, set_item, dict_item, add_reference = a[LIST_ITEM], a[SET_ITEM], a[DICT_ITEM], a[ADD_REFERENCE]
     params, values, tensors, slots, count, hints = a[PARAMS], a[VALUES], a[FOUND], a[SLOTS], a[N_SLOTS], a[HINTS]
-    layouts, addresses = a[LAYOUTS], a[ADDRESSES]
+    layouts, addresses, most_dimensions = a[LAYOUTS], a[ADDRESSES], a[MOST_DIMENSIONS]
+    layout_size = WORD * (LAYOUT_DIMENSIONS + 2 * most_dimensions)
     answer, other_specs = SAME, 0
     for k in range(min(AHEAD, count)):
         prefetch_slot(hints + WORD * HINT_WORDS * k)
@@ -184,11 +206,14 @@ def look(a):
         owner = 0
         if kind in (STATE, STEP):
             owner = call2(list_item, values, at(slot, SLOT_STATE))
-            found = call2(dict_item, owner, at(slot, SLOT_KEY)) if owner != 0 else 0
+            found = entry(owner, slot) if owner != 0 and at(slot, SLOT_ENTRY) != 0 else 0
+            if found == 0 and owner != 0:
+                found = call2(dict_item, owner, at(slot, SLOT_KEY))
         else:
             found = call2(list_item, params, at(slot, SLOT_PARAM))
             if kind != PARAM:
-                found = call2(a[GET_ATTRIBUTE], found, a[GRAD_NAME])
+                get_grad = at(slot, SLOT_ENTRY)  # the function itself, where the class does not have its own
+                found = call2(get_grad, found, 0) if get_grad != 0 else call2(a[GET_ATTRIBUTE], found, a[GRAD_NAME])
         if found == 0:
             call1(a[CLEAR_ERROR], 0)
             return CHANGED
@@ -199,15 +224,15 @@ def look(a):
         if kind == NO_GRAD:
             answer_here = SAME if found == a[NONE] else CHANGED
         else:
-            layout, address = layouts + WORD * LAYOUT_WORDS * k, addresses + WORD * k
+            layout, address = layouts + layout_size * k, addresses + WORD * k
             here = found
             if at(slot, SLOT_LOCAL_TYPE) == 0:
-                answer_here = compare(words, found, at(slot, SLOT_TYPE), layout, address, slot)
+                answer_here = compare(words, most_dimensions, found, at(slot, SLOT_TYPE), layout, address, slot)
             elif at(found, TYPE) != at(slot, SLOT_TYPE):
                 answer_here = CHANGED
             else:  # a DTensor
                 here = at(found, a[LOCAL_AT])
-                answer_here = compare(words, here, at(slot, SLOT_LOCAL_TYPE), layout, address, slot)
+                answer_here = compare(words, most_dimensions, here, at(slot, SLOT_LOCAL_TYPE), layout, address, slot)
                 other_specs |= differs(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
             if answer_here != CHANGED:
                 remember(words, hints + WORD * HINT_WORDS * k, found, here, owner)
@@ -218,8 +243,19 @@ def look(a):
     return answer
 
 
+@numba_cache.function("int64(CPointer(int64))", error_model="numpy")
+def increment_versions(a):
+    """Of the parameters that the last look has found, as torch.autograd.graph.increment_version does."""
+    for k in range(a[N_SLOTS]):
+        slot = a[SLOTS] + WORD * SLOT_WORDS * k
+        if at(slot, SLOT_TRACKED):
+            param = at(a[KNOWN_PARAMS], at(slot, SLOT_PARAM))
+            increment(at(at(param, a[IMPL_AT]), a[VERSION_AT]) + VERSION)
+    return 0
+
+
 @intrinsic
-def call_look(context, address, a):
+def call_function(context, address, a):
     def emit(context, b, signature, args):
         return numba_cache.call(context, b, args[0], types.int64, [a], [args[1]])
 
@@ -228,5 +264,5 @@ def call_look(context, address, a):
 
 @numba_cache.cfunc("int64(CPointer(int64))", error_model="numpy")
 def enter(a):
-    """What snapshot.py calls, with the GIL held: a C function that calls ``look``."""
-    return call_look(a[LOOK], a)
+    """What snapshot.py calls, with the GIL held: a C function that calls ``look`` or ``increment_versions``."""
+    return call_function(a[FUNCTION], a)

@@ -5,7 +5,6 @@ Both import these names, and the loop is compiled anew when this file changes.
 
 SAME, MOVED, CHANGED = range(3)  # CHANGED: more than addresses, so a new plan is needed
 PARAM, GRAD, NO_GRAD, STATE, STEP = range(5)  # what is in a slot; NO_GRAD: a gradient that is expected to be None
-DIMENSIONS = 16  # of a tensor; with more, the plain look is used
 
 # The loop's argument is an array of these words. Functions of CPython's C interface:
 C_FUNCTIONS = (
@@ -24,14 +23,20 @@ KNOWN_PARAMS, N_PARAMS, KNOWN_OWNERS, N_OWNERS, SLOTS, N_SLOTS, ADDRESSES, LAYOU
 OTHER_SPECS, HINTS = range(22, 24)
 # where torch keeps things: internals.TensorWords, in its order
 IMPL_AT, STORAGE_AT, DIMENSIONS_AT, OFFSET_AT, KIND_AT, KEYS_AT, DATA_AT, NBYTES_AT, DELETER_AT = range(24, 33)
-SHARED = 33
-LOOK = 34  # the address of the loop itself
-N_ARGUMENTS = 35
+VERSION_AT, SHARED = range(33, 35)
+FUNCTION = 35  # the address of the one that is called
+MOST_DIMENSIONS = 36  # of any tensor here
+N_ARGUMENTS = 37
 
 # The words of a slot; types and specs are the ids of objects, and NEEDED the bytes from its first element to its last.
 SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED, SLOT_ITEM = range(9)
-SLOT_WORDS = 9
+# of a state: the word of its dict's keys that holds it, if known, and what tells such keys from others; of a gradient:
+# the address of the function that is the attribute, if known
+SLOT_ENTRY, SLOT_DICT_SHAPE = range(9, 11)
+SLOT_TRACKED = 11  # of a parameter: it has a version, which a step increments
+SLOT_WORDS = 12
+# Words of CPython's dicts: where one has its keys, and where keys have their shape, in the lower half
+DICT_KEYS, KEYS_SHAPE = 4, 1
 # The words of a layout: dtype and device, dispatch keys, how many dimensions, then size and stride of each
 LAYOUT_KIND, LAYOUT_KEYS, LAYOUT_COUNT, LAYOUT_DIMENSIONS = range(4)
-LAYOUT_WORDS = LAYOUT_DIMENSIONS + 2 * DIMENSIONS
 HINT_WORDS = 8  # of a slot

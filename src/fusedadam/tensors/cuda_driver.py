@@ -7,10 +7,11 @@ needs more than a plain launch, torch and Triton do it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 # Copies from pageable memory of up to 64 KB: the driver takes the bytes along with the command, and does not wait.
 SMALL = 1 << 16
 RELAXED = 2  # a mode of CUDA's captures
+GRAPHS_VARIABLE = "FUSEDADAM_CUDA_GRAPHS"  # 0: kernels are launched one after the other
 INVALID_CONTEXT = 201  # this thread has not used the device yet
 
 
@@ -68,12 +70,8 @@ class Driver:
 
     def graph(self, kernels: Sequence[Kernel]) -> Graph:
         """The kernels, one after the other, as one command; with the arguments that they have now."""
-        mode = c_int(RELAXED)  # or else a capture in another thread, in torch's usual mode, would forbid it
-        self.check(self._library.cuThreadExchangeStreamCaptureMode(byref(mode)))
-        try:
+        with _during_captures(self._library):
             return Graph(self._library, self.check, kernels)
-        finally:
-            self.check(self._library.cuThreadExchangeStreamCaptureMode(byref(mode)))
 
     def parameter_sizes(self, function: int) -> list[int]:
         """The bytes of each parameter of a kernel."""
@@ -104,7 +102,7 @@ class Graph:
         self._update.argtypes = [c_void_p, c_void_p, c_void_p]
         graph, executable = c_void_p(), c_void_p()
         check(library.cuGraphCreate(byref(graph), c_uint(0)))
-        weakref.finalize(self, library.cuGraphDestroy, graph).atexit = False
+        weakref.finalize(self, _destroy, library, library.cuGraphDestroy, graph).atexit = False
         self._nodes: list[int | None] = []
         self._parameters = [_NodeParameters(kernel) for kernel in kernels]
         for parameters in self._parameters:
@@ -113,9 +111,7 @@ class Graph:
             check(library.cuGraphAddKernelNode_v2(byref(node), graph, waits_for, count, byref(parameters)))
             self._nodes.append(node.value)
         check(library.cuGraphInstantiateWithFlags(byref(executable), graph, c_ulonglong(0)))
-        weakref.finalize(
-            self, library.cuGraphExecDestroy, executable
-        ).atexit = False  # after it has run, if it runs now
+        weakref.finalize(self, _destroy, library, library.cuGraphExecDestroy, executable).atexit = False
         self._executable = executable.value
 
     def update(self, index: int) -> None:
@@ -127,6 +123,24 @@ class Graph:
     def launch(self, device: int) -> int:
         status: int = self._launch(self._executable, torch._C._cuda_getCurrentRawStream(device))
         return status
+
+
+@contextlib.contextmanager
+def _during_captures(library: ctypes.CDLL) -> Iterator[None]:
+    """Makes and destroys what does not belong to any capture, while a stream is captured by this thread or another one:
+    torch's usual mode of capture would not only forbid it, but be invalidated."""
+    mode = c_int(RELAXED)
+    library.cuThreadExchangeStreamCaptureMode(byref(mode))
+    try:
+        yield
+    finally:
+        library.cuThreadExchangeStreamCaptureMode(byref(mode))
+
+
+def _destroy(library: ctypes.CDLL, destroy: Callable[[c_void_p], int], handle: c_void_p) -> None:
+    """At any time, since garbage may be collected at any time; what still runs is finished first, by the driver."""
+    with _during_captures(library):
+        destroy(handle)
 
 
 class _NodeParameters(ctypes.Structure):

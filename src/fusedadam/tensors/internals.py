@@ -32,6 +32,7 @@ class TensorWords(NamedTuple):
     data: int  # in a storage: the address of its memory
     nbytes: int  # in a storage: its size in bytes
     deleter: int  # in a storage: the function that frees its memory
+    version: int  # in a TensorImpl: the address of its version counter, whose third word begins with the version
     shared: int  # no offset: the deleter of memory that two tensors share until one is written (torch._lazy_clone)
 
 
@@ -54,6 +55,7 @@ def find() -> TensorWords | None:
         _offset(storage_impls, STORAGE_WORDS, [s.data_ptr() for s in storages]),
         _offset(storage_impls, STORAGE_WORDS, [s.nbytes() for s in storages]),
         deleter,
+        _version_offset(),
         None if deleter is None else _words(lazy[0], STORAGE_WORDS)[deleter],
     )
     if None in found:
@@ -62,6 +64,25 @@ def find() -> TensorWords | None:
     elsewhere = torch.empty(7, device="meta")
     is_right = all(_layout(t, at) == [*t.shape, *t.stride()] for t in samples)
     return at if is_right and _words(elsewhere._cdata, IMPL_WORDS)[at.kind] >> 16 & 0xFFFF != CPU else None
+
+
+def _version_offset() -> int | None:
+    """A tensor shares the counter of its versions with what is detached from it, and nothing else but its storage."""
+    tensors = [torch.zeros(3, device="cpu") for _ in range(4)]
+    for k, tensor in enumerate(tensors):
+        for _ in range(k):
+            tensor.add_(1)
+    rows, detached = ([_words(t._cdata, IMPL_WORDS) for t in each] for each in (tensors, [t.detach() for t in tensors]))
+    storages = [t.untyped_storage()._cdata for t in tensors]
+    shared = [
+        k
+        for k, words in enumerate(zip(*rows, strict=True))
+        if list(words) == [row[k] for row in detached] and len({*words}) == len(tensors) and list(words) != storages
+    ]
+    if len(shared) != 1:
+        return None
+    versions = [_words(row[shared[0]], 3)[2] & HALF_WORD for row in rows]
+    return shared[0] if versions == [t._version for t in tensors] else None
 
 
 def dispatch_keys(tensor: Tensor) -> int:

@@ -72,6 +72,10 @@ def test_each_problem_is_found_with_what_to_do(name: str) -> None:
     assert problem.serious is (name in SERIOUS)
 
 
-@pytest.mark.parametrize("changed", [{}, ON_GPU, {"threads": Threads(2, 8, 2.0, True)}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{}, ON_GPU, {"threads": Threads(2, 8, 2.0, True)}, {"environment": {"FUSEDADAM_CUDA_GRAPHS": "0"}}],
+    ids=str,
+)
 def test_where_nothing_is_wrong_nothing_is_found(changed: dict[str, object]) -> None:
     assert find(replace(FINE, **changed)) == []  # type: ignore[arg-type]

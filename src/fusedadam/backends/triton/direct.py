@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from fusedadam.tensors.cuda_driver import Driver, Graph, Kernel, driver_of, raw
+from fusedadam.tensors.cuda_driver import GRAPHS_VARIABLE, Driver, Graph, Kernel, driver_of, raw
 
 POINTER_SIZE = 8
 GRAPH_AFTER = 2  # launches of the same kernels
@@ -113,7 +113,7 @@ class DirectQueue:
 
 def graphs_are_wanted() -> bool:
     """``FUSEDADAM_CUDA_GRAPHS=0`` turns them off."""
-    return os.environ.get("FUSEDADAM_CUDA_GRAPHS", "1") != "0"
+    return os.environ.get(GRAPHS_VARIABLE, "1") != "0"
 
 
 def _passed(source: Any) -> list[tuple[int, str]] | None:

@@ -10,8 +10,9 @@ from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
 from fusedadam.generated import cache_files
 from fusedadam.optimizers.memory import readable
+from fusedadam.tensors.cuda_driver import GRAPHS_VARIABLE
 
-OUR_VARIABLES = (cache_files.VARIABLE, DEVICE_VARIABLE)
+OUR_VARIABLES = (cache_files.VARIABLE, GRAPHS_VARIABLE, DEVICE_VARIABLE)
 FAST = {"NUMBA_OPT": "3", "NUMBA_LOOP_VECTORIZE": "1", "NUMBA_DEBUGINFO": "0", "NUMBA_CPU_NAME": None}
 LITTLE_SPACE = 64 << 20
 
@@ -125,7 +126,7 @@ def _numba(facts: Facts) -> Iterator[Problem]:
 def _unknown_variables(facts: Facts) -> Iterator[Problem]:
     for name in facts.environment:
         if name.startswith("FUSEDADAM_") and name not in OUR_VARIABLES:
-            known = " and ".join(OUR_VARIABLES)
+            known = f"{', '.join(OUR_VARIABLES[:-1])} and {OUR_VARIABLES[-1]}"
             yield Problem(f"{name} is set, but nothing reads it.", f"Is it misspelt? There are {known}.", False)
 
 
