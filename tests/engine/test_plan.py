@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,3 +98,28 @@ def test_a_step_that_copies_tensors_is_not_repeated_without_its_copies(is_copied
     plan, *_ = made([torch.ones(1).expand(3) if is_copied else torch.ones(3)], {}, backend=backend)
     plan.launches[0].table.scalars_on_device = True
     assert (plan._prepare_to_repeat([OPTIONS], NO_AMP) is None) == is_copied
+
+
+@pytest.mark.parametrize(("count", "fits"), [(0.0, True), (2.0**24 - 1, True), (2.5, False), (2.0**31, False)])
+def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, fits):
+    """It is an int32; another number would be cut off without a word."""
+    states, ran, evaluated = {}, [], []
+
+    def joined(runs, is_scaled):
+        return lambda step, *_: ran.append(step)
+
+    def update(options, step):
+        evaluated.append(step)
+        return True
+
+    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
+    plan, params, steps = made([torch.ones(3)], states, backend=backend)
+    kernel = SimpleNamespace(update=update, runs_for=lambda options: [], has_live=False)
+    options = plan._last_options = [OPTIONS]
+    plan._scalar_kernels, plan.launches._joined = [(plan.launches[0].table, kernel)], None
+    _, tensors = plan.snapshot.compare(params, states)
+    for _ in range(2):
+        states[params[0]]["step"].fill_(count)
+        plan.run(params, tensors, steps, options, NO_AMP)
+    assert evaluated == ran == [count + 1] * fits
+    assert states[params[0]]["step"] == torch.tensor(count + 1)

@@ -8,7 +8,7 @@ prepared is committed, which cannot fail.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
 States: TypeAlias = dict[Any, StateDict]
+LARGEST_NUMBER = (1 << 31) - 1  # of a step that a kernel is handed
 
 
 class Replaced(Exception):
@@ -190,7 +191,7 @@ class Plan:
         next_steps = step_counts.next(self._host_scalars.places)
         written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         repeated = self._repeated
-        if repeated is not None and isinstance(next_steps, float) and repeated.serves(options, amp):
+        if repeated is not None and _fits_a_kernel(next_steps) and repeated.serves(options, amp):
             self._repeat(repeated.run, next_steps, written, step_counts, amp)
             return
         if self._host_scalars:
@@ -240,7 +241,7 @@ class Plan:
         launch takes less time than their computation and their way to the device."""
         same, self._last_options = options is self._last_options, options
         for table, kernel in self._scalar_kernels:
-            table.scalars_on_device = same and isinstance(steps, float) and kernel.update(options, int(steps))
+            table.scalars_on_device = same and _fits_a_kernel(steps) and kernel.update(options, int(steps))
         if any(not launch.table.scalars_on_device for launch in self.launches):
             self.launches.set_scalars(*self._host_scalars.of(steps, options))
             if self.launches.is_stochastic:
@@ -265,6 +266,11 @@ class Plan:
             )
             if grads
         }
+
+
+def _fits_a_kernel(steps: float | Floats) -> TypeGuard[float]:
+    """Whether all steps have the same number, and kernels can take it: an int32."""
+    return isinstance(steps, float) and steps.is_integer() and abs(steps) <= LARGEST_NUMBER
 
 
 def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:
