@@ -10,9 +10,12 @@ Without torch's caching allocator every tensor is an allocation of its own, so t
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import Any
 
 import torch
 
+import fusedadam
 from tests.backends.test_storage import RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, SUMMING, apply, assert_same_bits, draw
 
@@ -42,7 +45,7 @@ def main() -> None:
                     assert_same_bits(ours, expected, f"{case.id} {dtypes} {'scaled' if scaled else ''}")
                 count += 1
     if part == 1:
-        count += _with_storage()
+        count += _with_storage() + _with_scalars_on_the_device()
     torch.cuda.synchronize()
     print(f"{count} launches of {len(mine)} rules with their flags: all as on the CPU")
 
@@ -57,6 +60,33 @@ def _with_storage() -> int:
                 expected = trained(make, storage, ("cpu", "eager"), **chosen)
                 assert_same(trained(make, storage, ("cuda", "triton"), **chosen), expected)
     return len(RULES) * 6
+
+
+def _with_scalars_on_the_device() -> int:
+    """The kernels for scalars and counts, and a step's kernels as one graph, which the third step is at the latest."""
+    makers = (fusedadam.AdamW, fusedadam.AdamP, fusedadam.EmaAdamW, partial(fusedadam.BertAdam, lr=1e-3))
+    for make in makers:
+        expected = _steps(make, "cpu", backend="eager")
+        for options in ({}, {"capturable": True}):
+            for is_scaled in (False, True):
+                found = _steps(make, "cuda", is_scaled, **options)
+                assert all(map(torch.equal, found, expected)), f"{make} {options} {is_scaled}"
+    return len(makers) * 4
+
+
+def _steps(make: Any, device: str, is_scaled: bool = False, **options: Any) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 15), (2, 33), (4, 130), (300,), (1,)]
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(device)) for shape in shapes]
+    optimizer = make([{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.1}], **options)
+    for _ in range(5):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator).to(device) * (4 if is_scaled else 1)
+        if is_scaled:
+            optimizer.grad_scale = torch.full((), 4.0, device=device)
+            optimizer.found_inf = torch.zeros((), device=device)
+        optimizer.step()
+    return [param.detach().cpu() for param in params]
 
 
 if __name__ == "__main__":
