@@ -120,7 +120,7 @@ def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | Non
     parts = [part for queue in queues for part in queue.parts(is_scaled)]
     kernels = [ready.direct for ready, _ in parts]
     found = [kernel for kernel in kernels if kernel is not None]
-    if not runs or len(queues) < len(runs) or len(found) < len(kernels) or len({q.device for q in queues}) != 1:
+    if not found or len(queues) < len(runs) or len(found) < len(kernels) or len({q.device for q in queues}) != 1:
         return None
     varying = [direct.Varying(k, at, name) for k, (_, places) in enumerate(parts) for name, at in places.items()]
     launch, device = direct.DirectQueue(found, varying), queues[0].device
