@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections import UserDict
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -395,3 +398,36 @@ def test_a_class_may_have_a_grad_of_its_own(loop):
         optimizer.step()
         twin.step()
         assert torch.equal(param.detach(), plain.detach())
+
+
+@pytest.mark.parametrize("other", [None, 1.5, object(), [torch.zeros(4, 6)] * 9, MappingProxyType({}), UserDict()])
+def test_a_state_that_is_no_dict_is_not_read_as_one(loop, other):
+    """Its memory was taken for a dict's, and the process crashed."""
+    params, states, slots = setting()
+    looked = Snapshot(slots, params, states)
+    states[params[1]] = other
+    try:
+        assert looked.compare(params, states)[0] == CHANGED
+    except (AttributeError, TypeError):
+        assert loop == "plain"  # which lets Python refuse it
+
+
+def test_a_look_and_an_increment_of_versions_do_not_disturb_each_other(loop):
+    """Another thread may increment versions between any two lines of a look."""
+    params, states, slots = setting()
+    looked = Snapshot(slots, params, states)
+    if looked.increment_versions is None:
+        pytest.skip("torch increments versions")
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_name == "look" and event == "line":
+            looked.increment_versions()
+        return trace
+
+    params[1].grad = torch.randn(6, 4).t()
+    sys.settrace(trace)
+    try:
+        answer, _ = looked.compare(params, states)
+    finally:
+        sys.settrace(None)
+    assert answer == CHANGED

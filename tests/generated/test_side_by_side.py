@@ -46,10 +46,16 @@ def test_an_error_is_the_compilers_own_wherever_it_is_compiled(broken):
         compiled(sources)
 
 
-@pytest.mark.parametrize("failure", ["no program", "another program", "other settings", "no core"])
+@pytest.mark.parametrize(
+    "failure", ["no program", "unknown program", "frozen program", "another program", "other settings", "no core"]
+)
 def test_without_the_other_processes_all_are_compiled_here(failure, monkeypatch):
     if failure == "no program":
         monkeypatch.setattr(sys, "executable", "/no/such/program")
+    elif failure == "unknown program":
+        monkeypatch.setattr(sys, "executable", None)
+    elif failure == "frozen program":  # as PyInstaller makes it: sys.executable is the user's own, not Python
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
     elif failure == "another program":
         monkeypatch.setattr(sys, "executable", "false")
     elif failure == "other settings":

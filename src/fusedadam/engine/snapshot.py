@@ -167,7 +167,7 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any,
         }  # fmt: skip
         words = np.zeros(names.N_ARGUMENTS, dtype=np.int64)
         words[names.LIST_ITEM : names.CLEAR_ERROR + 1] = functions
-        words[[names.NONE, names.GRAD_NAME]] = id(None), id(grad_name)
+        words[[names.NONE, names.GRAD_NAME, names.DICT_TYPE]] = id(None), id(grad_name), id(dict)
         words[[names.N_PARAMS, names.N_OWNERS, names.N_SLOTS]] = len(known_params), len(owners), len(slots)
         words[names.IMPL_AT : names.SHARED + 1] = at
         words[names.MOST_DIMENSIONS] = dimensions
@@ -175,6 +175,7 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any,
             words[name] = array.ctypes.data
         if any(spec is not None for spec in snapshot.specs):
             words[[names.LOCAL_AT, names.SPEC_AT]] = _dtensor_words()
+        words[names.FUNCTION] = loop
         lists = slice(names.PARAMS, names.FOUND + 1)
         argument = ctypes.c_void_p(words.ctypes.data)
         # The loop knows classes by their addresses: if one were freed, a class of other objects could take its place.
@@ -187,16 +188,19 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any,
                 return CHANGED, []
             tensors: Tensors = [None] * len(slots)
             words[lists] = id(now), id(now_owners), id(values), id(tensors)
-            words[names.FUNCTION] = loop
             other_specs[0] = 0
             answer: int = run(argument)
             if other_specs[0] and answer != CHANGED and not snapshot.sharded_as_before(tensors):
                 answer = CHANGED
             return answer, tensors
 
-        def increment_versions() -> None:
-            words[names.FUNCTION] = increment
-            run(argument)
+        # words of its own: another thread may be in a look
+        to_increment = words.copy()
+        to_increment[names.FUNCTION] = increment
+        incremented = ctypes.c_void_p(to_increment.ctypes.data)
+
+        def increment_versions(_alive: object = (alive, to_increment)) -> None:
+            run(incremented)
 
         snapshot.increment_versions = increment_versions
         return look

@@ -193,7 +193,7 @@ def look(a):
     )  # fmt: skip
     list_item, set_item, dict_item, add_reference = a[LIST_ITEM], a[SET_ITEM], a[DICT_ITEM], a[ADD_REFERENCE]
     params, values, tensors, slots, count, hints = a[PARAMS], a[VALUES], a[FOUND], a[SLOTS], a[N_SLOTS], a[HINTS]
-    layouts, addresses, most_dimensions = a[LAYOUTS], a[ADDRESSES], a[MOST_DIMENSIONS]
+    layouts, addresses, most_dimensions, dict_type = a[LAYOUTS], a[ADDRESSES], a[MOST_DIMENSIONS], a[DICT_TYPE]
     layout_size = WORD * (LAYOUT_DIMENSIONS + 2 * most_dimensions)
     answer, other_specs = SAME, 0
     for k in range(min(AHEAD, count)):
@@ -206,7 +206,9 @@ def look(a):
         owner = 0
         if kind in (STATE, STEP):
             owner = call2(list_item, values, at(slot, SLOT_STATE))
-            found = entry(owner, slot) if owner != 0 and at(slot, SLOT_ENTRY) != 0 else 0
+            found = 0
+            if owner != 0 and at(slot, SLOT_ENTRY) != 0 and at(owner, TYPE) == dict_type:
+                found = entry(owner, slot)
             if found == 0 and owner != 0:
                 found = call2(dict_item, owner, at(slot, SLOT_KEY))
         else:

@@ -26,7 +26,8 @@ IMPL_AT, STORAGE_AT, DIMENSIONS_AT, OFFSET_AT, KIND_AT, KEYS_AT, DATA_AT, NBYTES
 VERSION_AT, SHARED = range(33, 35)
 FUNCTION = 35  # the address of the one that is called
 MOST_DIMENSIONS = 36  # of any tensor here
-N_ARGUMENTS = 37
+DICT_TYPE = 37  # the id of ``dict``
+N_ARGUMENTS = 38
 
 # The words of a slot; types and specs are the ids of objects, and NEEDED the bytes from its first element to its last.
 SLOT_PARAM, SLOT_KIND, SLOT_KEY, SLOT_STATE, SLOT_TYPE, SLOT_LOCAL_TYPE, SLOT_SPEC, SLOT_NEEDED, SLOT_ITEM = range(9)

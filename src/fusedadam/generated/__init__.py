@@ -65,7 +65,8 @@ def function(title: str, text: str, made_for: str, name: str = "run") -> Functio
 def compile_missing(sources: Iterable[tuple[str, str]], made_for: str) -> None:
     """Compiles what is not cached, side by side if there are idle cores. Whatever fails is left to ``function``."""
     missing = [source for source in dict.fromkeys(sources) if not _is_cached(_name(*source, made_for))]
-    if len(missing) > 1 and side_by_side.idle_cores() > 1 and cache_files.cache_folder() is not None:
+    is_possible = side_by_side.python_can_be_started() and cache_files.cache_folder() is not None
+    if len(missing) > 1 and is_possible and side_by_side.idle_cores() > 1:
         with _lock, contextlib.suppress(OSError), side_by_side.compiling(missing[1:], made_for):
             _function(*missing[0], made_for)
 

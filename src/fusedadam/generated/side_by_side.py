@@ -52,6 +52,11 @@ def compiling(sources: Sequence[tuple[str, str]], made_for: str) -> Iterator[Non
             worker.wait()
 
 
+def python_can_be_started() -> bool:
+    """In a program that PyInstaller or the like has made, ``sys.executable`` is that program: it would start again."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
 def idle_cores() -> int:
     """This process's own among them. On cores that others use, more processes only take turns."""
     return machine.cores() - (round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0)

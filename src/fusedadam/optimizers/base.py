@@ -37,6 +37,9 @@ from fusedadam.tensors.transfer import capturing
 if TYPE_CHECKING:
     from fusedadam.in_backward import InBackward
 
+# in 2.6 each call of get_eval_frame_callback takes away a reference: Python dies after some ten thousand
+CAN_ASK_DYNAMO = torch.torch_version.TorchVersion(torch.__version__) >= "2.8"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -45,6 +48,8 @@ Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple
 def _outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
     """As _disable_dynamo, which takes longer than a small step, but only where TorchDynamo is at work."""
     disabled = _disable_dynamo(function)
+    if not CAN_ASK_DYNAMO:
+        return disabled
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
