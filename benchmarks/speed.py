@@ -55,6 +55,9 @@ ON_GPU = [
     Row("BertAdam fp32, llama", BertAdam, BertAdamLoop, models.llama(), FP32, [Faster(3.8)], SCHEDULE),
     Row("AdamP fp32, gpt", AdamP, adamp, models.gpt(), FP32, [Faster(25)]),
     Row("AdamP fp32, llama", AdamP, adamp, models.llama(), FP32, [Faster(5), OfCopy(95)]),
+    Row("AdamP bf16, gpt", AdamP, adamp, models.gpt(), BF16, [Faster(), OfCopy(80)]),
+    Row("AdamP bf16, llama", AdamP, adamp, models.llama(), BF16, [Faster(), OfCopy(88)]),
+    Row("BertAdam bf16, gpt", BertAdam, BertAdamLoop, models.gpt(), BF16, [Faster()], SCHEDULE),
     Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
     Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
@@ -74,6 +77,7 @@ ON_CPU = [
     Row("BertAdam fp32, two matrices", BertAdam, BertAdamLoop, TWO, FP32, [Faster(8)], SCHEDULE),
     Row("BertAdam fp32, 1,000 small tensors", BertAdam, BertAdamLoop, SMALL, FP32, [Faster(15)], SCHEDULE),
     Row("AdamP fp32, two matrices", AdamP, adamp, TWO, FP32, [Faster(12)]),
+    Row("AdamP fp32, two matrices", AdamP, AdamW, TWO, FP32, [OfTheTime(2.2)]),
     Row("AdamP fp32, 1,000 small tensors", AdamP, adamp, SMALL, FP32, [Faster(8)]),
     Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, cases.small_matrices(4096), FP32, [Faster(8)]),
 ]

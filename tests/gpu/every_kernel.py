@@ -1,7 +1,8 @@
 """Runs every kernel once, on tensors of awkward sizes, and compares with the eager backend: for compute-sanitizer.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --report-api-errors no --tool memcheck python -m tests.gpu.every_kernel
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --report-api-errors no --tool racecheck python -m tests.gpu.every_kernel
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    compute-sanitizer --report-api-errors no --tool memcheck python -m tests.gpu.every_kernel
+    compute-sanitizer --report-api-errors no --tool racecheck python -m tests.gpu.every_kernel
 
 Without torch's caching allocator every tensor is an allocation of its own, so that an access beyond its end is seen.
 `--part 2/4` runs the second of four parts.

@@ -46,17 +46,16 @@ class HostScalars:
         return scalars, set_of
 
     def _sets_of_groups(self, options: Sequence[HyperParameters]) -> tuple[list[tuple[dict[str, Any], bool]], Int64s]:
-        """The hyper-parameters that differ, with whether they are of members that are counted (without an element, any
+        """The hyper-parameters of each kind, with whether they are of members that are counted (without an element, any
         step will do), and for each member which of them are its own. Most steps have the options of the last one."""
         if self._last is not None and self._last[0] is options:
             return self._last[1:]
         keys = [(_numbers(options[group]), counted) for group, counted in self._kinds]
-        order = {key: k for k, key in enumerate(dict.fromkeys(keys))}
-        set_of = self._kind_of if len(order) == len(keys) else np.array([order[key] for key in keys])[self._kind_of]
-        sets = [(dict(zip(self._rule.hyper_parameters, values, strict=True)), counted) for values, counted in order]
-        are_numbers = not any(isinstance(value, Tensor) for group in options for value in group)
-        self._last = (options, sets, set_of) if are_numbers else None  # a tensor may change in place
-        return sets, set_of
+        sets = [(dict(zip(self._rule.hyper_parameters, values, strict=True)), counted) for values, counted in keys]
+        # a tensor may change in place
+        are_numbers = all(key[0] is options[kind[0]] for key, kind in zip(keys, self._kinds, strict=True))
+        self._last = (options, sets, self._kind_of) if are_numbers else None
+        return sets, self._kind_of
 
     def by_member(self, steps: float | Floats) -> Floats:
         """The step of each member; of those without an element, 0."""
@@ -66,4 +65,8 @@ class HostScalars:
 
 
 def _numbers(options: HyperParameters) -> HyperParameters:
-    return tuple([float(v) if isinstance(v, Tensor) else v for v in options])
+    """The same tuple, if no tensor is among them."""
+    for value in options:
+        if isinstance(value, Tensor):
+            return tuple([float(v) if isinstance(v, Tensor) else v for v in options])
+    return options
