@@ -77,7 +77,6 @@ ON_CPU = [
     Row("BertAdam fp32, two matrices", BertAdam, BertAdamLoop, TWO, FP32, [Faster(8)], SCHEDULE),
     Row("BertAdam fp32, 1,000 small tensors", BertAdam, BertAdamLoop, SMALL, FP32, [Faster(15)], SCHEDULE),
     Row("AdamP fp32, two matrices", AdamP, adamp, TWO, FP32, [Faster(12)]),
-    Row("AdamP fp32, two matrices", AdamP, AdamW, TWO, FP32, [OfTheTime(2.2)]),
     Row("AdamP fp32, 1,000 small tensors", AdamP, adamp, SMALL, FP32, [Faster(8)]),
     Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, cases.small_matrices(4096), FP32, [Faster(8)]),
 ]
