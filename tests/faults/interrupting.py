@@ -44,8 +44,8 @@ class Interruption:
         return self._line
 
     def _line(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event != self._event or self.where or _leaves_a_with_block(frame):
-            return self._line
+        if event != self._event or self.where or frame.f_lineno is None or _leaves_a_with_block(frame):
+            return self._line  # instructions without a line prepare a function's variables: no signal is looked for
         if self.seen == self.at:
             self.where = f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno} ({frame.f_code.co_name})"
             raise self.error("injected")
