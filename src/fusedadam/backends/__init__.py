@@ -7,11 +7,11 @@ eager    everything else, and where numba or triton is not installed (with a war
 codecs   storage formats as source text, for numba and triton
 
 Each backend has ``prepare(table)``, which compiles the kernels of a table and returns the functions that run its
-stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py); triton
-also has ``SCALARS``, kernels for scalars on the device. numba and triton have the same files: kernel, load_store, sums,
-ops. To add a backend, write these, and add its name to
-``NAMES``, to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that
-its compiler converts.
+stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py). triton
+also has ``SCALARS``, kernels for scalars on the device, and ``JOIN``, which makes one launch of several. numba and
+triton have the same files: kernel, load_store, sums, ops. To add a backend, write these, and add its name to ``NAMES``,
+to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that its compiler
+converts.
 """
 
 from __future__ import annotations

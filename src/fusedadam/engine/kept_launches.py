@@ -1,12 +1,12 @@
 """Launches that are kept from call to call, for functions that are handed their tensors anew each time.
 
-A call with tensors like those of an earlier one reuses its launches: a snapshot compares the tensors, and only their
+A call reuses the launches of an earlier one with like tensors: a snapshot compares the tensors, and only their
 addresses are placed again. What is kept are numbers, never tensors.
 
-Whoever takes launches from the cache has them alone, and gives them back after the run: an interrupt, or a destructor
-that calls the same function, never finds launches that are in use or whose addresses are only half placed. Each thread
-has a cache of its own, and launches are used again on the stream they were made on: a kernel on another stream may
-still be reading their tables.
+A call takes its launches out of the cache and gives them back after the run, so an interrupt, or a destructor that
+calls the same function, never finds launches that are in use or whose addresses are only half placed. Each thread has a
+cache of its own. Launches are reused only on the stream they were made on: a kernel on another stream may still be
+reading their tables.
 """
 
 from __future__ import annotations

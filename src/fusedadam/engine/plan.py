@@ -189,10 +189,9 @@ class Plan:
         if not len(self.launches):
             return
         next_steps = step_counts.next(self._host_scalars.places)
-        written = params if len(self._tracked) == len(params) else [params[k] for k in self._tracked]
         repeated = self._repeated
         if repeated is not None and _fits_a_kernel(next_steps) and repeated.serves(options, amp):
-            self._repeat(repeated.run, next_steps, written, step_counts, amp)
+            self._repeat(repeated.run, next_steps, params, step_counts, amp)
             return
         if self._host_scalars:
             self._set_host_scalars(next_steps, options)
@@ -205,24 +204,24 @@ class Plan:
                 scalars.count()
 
         self.launches.execute(self._roles(tensors), (), amp, count)
-        self._increment_versions(written)
+        self._increment_versions(params)
         self._repeated = self._prepare_to_repeat(options, amp)
 
-    def _repeat(self, run: Joined, step: float, written: Sequence[Tensor], step_counts: StepCounts, amp: Amp) -> None:
+    def _repeat(self, run: Joined, step: float, params: list[Tensor], step_counts: StepCounts, amp: Amp) -> None:
         """A step that differs from the last one in its number and in addresses alone: one command does all of it."""
         self.launches.set_amp(amp)
         self.launches.send()
         step_counts.set(self._host_scalars.places, step)
         table = self.launches[0].table
         run(int(step), table.grad_scale, table.found_inf)
-        self._increment_versions(written)
+        self._increment_versions(params)
 
-    def _increment_versions(self, written: Sequence[Tensor]) -> None:
+    def _increment_versions(self, params: list[Tensor]) -> None:
         """As every in-place operation does, so that autograd refuses to go back through a graph that kept them."""
         if self.snapshot.increment_versions is not None:
             self.snapshot.increment_versions()
         else:
-            torch.autograd.graph.increment_version(written)
+            torch.autograd.graph.increment_version([params[k] for k in self._tracked])
 
     def _prepare_to_repeat(self, options: Sequence[HyperParameters], amp: Amp) -> Repeated | None:
         """Joins everything that a step with these options runs, if it consists of kernels alone."""

@@ -33,7 +33,7 @@ from fusedadam.rules.counts import SIZES, recent_powers
 from fusedadam.rules.rule import HyperParameters, Rule
 from fusedadam.rules.scalar_program import ScalarProgram
 from fusedadam.tensors.layout import is_plain
-from fusedadam.tensors.transfer import keep_for_graph, outside_inference_mode, pinned, sent
+from fusedadam.tensors.transfer import keep_for_graph, outside_inference_mode, sent, update
 
 # What an argument is to the kernel: a number, or the address of a number of this dtype. A tensor of another dtype, or
 # on another device, is converted by torch in every step.
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 
 class ScalarKernel:
-    """The arguments are those of DeviceScalars. Without ``flat``, the host counts: all members have the same step."""
+    """Takes the arguments of DeviceScalars. Without ``flat``, the host counts: all members have the same step."""
 
     def __init__(
         self,
@@ -216,4 +216,4 @@ def _send(words: Int64s, there: Tensor) -> None:
     if there.device.type == "cpu":
         there.numpy()[...] = words
     else:
-        there.copy_(pinned(words), non_blocking=True)
+        update(there, words, slice(0, len(words)))

@@ -1,8 +1,8 @@
-"""CUDA's driver, called directly: one kernel or one small copy costs two or three microseconds of the host's time.
+"""CUDA's driver, called directly, for launches and small copies.
 
-torch's copy of a few words takes ten, and so does Triton's launcher for each kernel, all of it in Python: as much as
-everything else in a step of a small model. Where the driver is unavailable (ROCm, Windows, another device), or a kernel
-needs more than a plain launch, torch and Triton do it.
+torch's copies and Triton's launcher run much Python each time, as much as everything else in a step of a small model.
+Where the driver is unavailable (ROCm, Windows, another device), or a kernel needs more than a plain launch, torch and
+Triton do it.
 """
 
 from __future__ import annotations
