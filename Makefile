@@ -19,7 +19,7 @@ suite: $(VENV)/ready
 	$(PYTEST) -m "not exhaustive"
 
 test-all: lint
-	$(PYTEST) --hypothesis-profile=random
+	$(PYTEST) --hypothesis-profile=random -o faulthandler_timeout=7200
 
 # The suite with another torch, in an environment of its own, which may take gigabytes: make test-torch VERSION=2.6.0
 test-torch:

@@ -25,6 +25,12 @@ def _world(size: int) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
+def one() -> Iterator[World]:
+    """A process of its own, as in the other worlds: if it does not answer, the test fails and says where it was."""
+    yield from _world(1)
+
+
+@pytest.fixture(scope="session")
 def two() -> Iterator[World]:
     yield from _world(2)
 

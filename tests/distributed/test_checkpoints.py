@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,22 +142,6 @@ def loaded(folder: str, again: str | None = None) -> dict[str, tuple[Bits, Bits]
         run.train(MORE)
         found[name] = before, run.bits()
     return found
-
-
-class Alone:
-    """A world of this process."""
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            return [function(*arguments)]
-        finally:
-            dist.destroy_process_group()
-
-
-@pytest.fixture
-def one() -> Alone:
-    return Alone()
 
 
 @pytest.fixture(scope="module")

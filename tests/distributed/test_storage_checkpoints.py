@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import fusedadam
 from tests.distributed.parts import fully_shard, mesh_of
-from tests.distributed.test_checkpoints import FLAT, FULL, Alone, alike, digest
+from tests.distributed.test_checkpoints import FLAT, FULL, alike, digest
 from tests.distributed.test_storage import OPTIMIZERS, STEPS, STORAGES, Holder, go, kept
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 from tests.support import BF16, F32
@@ -33,14 +33,6 @@ EVERY = pytest.mark.parametrize(
     [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.exhaustive) for case in CASES],
 )
 pytestmark = NEEDS_FSDP2_ON_CPU
-
-
-class One(Alone):
-    """The mesh of an earlier world of this process is gone with it."""
-
-    def run(self, function: Any, *arguments: Any) -> list[Any]:
-        mesh_of.cache_clear()
-        return super().run(function, *arguments)
 
 
 class Run:
@@ -79,11 +71,6 @@ class Run:
             for k, p in enumerate(self.params)
             for name, value in kept(self.optimizer, p).items()
         ]
-
-
-@pytest.fixture
-def one() -> One:
-    return One()
 
 
 def uninterrupted(optimizer: str, storage: str) -> list[str]:
