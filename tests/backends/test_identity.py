@@ -35,7 +35,9 @@ def triton_like(tmp_path) -> Path:
 
 def start(cache: Path) -> list[str]:
     variables = {**os.environ, cache_files.VARIABLE: str(cache)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True, check=True, timeout=600
+    )
     return done.stdout.splitlines()
 
 

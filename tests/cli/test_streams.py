@@ -118,7 +118,9 @@ def test_standard_error_that_nobody_reads_any_more(tmp_path):
     """`demo --json 2>&1 > figures.json | head -1`; test_frame.py has the case of standard output."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*COMMAND, *DEMO], stdout=subprocess.PIPE, stderr=write, env=BUFFERED, cwd=tmp_path)
+    done = subprocess.run(
+        [*COMMAND, *DEMO], stdout=subprocess.PIPE, stderr=write, env=BUFFERED, cwd=tmp_path, timeout=600
+    )
     os.close(write)
     assert (done.returncode, done.stdout) == (frame.WRONG, b"")
 

@@ -47,7 +47,7 @@ def start(cache: Path | str, backend: str = "numba", before: str = "", **environ
     """Three steps in a process of their own: the hash of the parameters, cache hits, compiled functions and stderr."""
     variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
     program = [sys.executable, "-c", before + STEPS, backend]
-    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     digest, hits, compiled = done.stdout.split()
     return digest, int(hits), int(compiled), done.stderr
@@ -128,7 +128,7 @@ DiskCache.save_overload = save_and_delete
     variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(tmp_path / "cache")}
     program = [sys.executable, "-W", "ignore", "-c", vanish + STEPS, "numba"]
     running = [subprocess.Popen(program, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0].split() for process in running]
+    said = [process.communicate(timeout=600)[0].split() for process in running]
     assert [process.returncode for process in running] == [0, 0]
     assert [digest for digest, *_ in said] == [filled[1]] * 2
 

@@ -53,7 +53,9 @@ print(param[0].item())
 
 def run(program, cache, **environment):
     variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
-    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), done.stderr
 
@@ -122,7 +124,7 @@ def test_several_processes_at_once(tmp_path):
         subprocess.Popen(program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    results = [process.communicate() for process in started]
+    results = [process.communicate(timeout=600) for process in started]
     assert [process.returncode for process in started] == [0] * 4, results
     assert len({out.split()[0] for out, _ in results}) == 1
 

@@ -42,7 +42,7 @@ def start(cache: Path, backend: str = "numba", before: str = "", **environment: 
     """What a process prints: whether it has imported Numba; cached functions and all; results."""
     variables = {**os.environ, cache_files.VARIABLE: str(cache), **environment}
     program = [sys.executable, "-c", before + STEPS, backend]
-    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -81,3 +82,16 @@ def test_an_interrupt_ends_the_other_processes(monkeypatch):
         generated.compile_missing(SOURCES, backend.made_for())
     assert len(started) == 2
     assert all(worker.poll() is not None for worker in started)
+
+
+def test_a_process_that_hangs_is_not_waited_for(monkeypatch):
+    hanging = []
+
+    def start(*_):
+        hanging.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]))
+        return hanging[-1]
+
+    monkeypatch.setattr(side_by_side, "PATIENCE", 0.1)
+    monkeypatch.setattr(side_by_side, "_start", start)
+    assert compiled() == [False, False, False]
+    assert [worker.poll() is not None for worker in hanging] == [True, True]

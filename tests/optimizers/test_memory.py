@@ -79,7 +79,7 @@ optimizer = fusedadam.AdamW([torch.nn.Parameter(torch.ones(2))])
 repr(optimizer), optimizer.memory_summary()
 print("numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert done.stdout.split() == ["False"], done.stderr
 
 

@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fusedadam import machine
 from fusedadam.generated import object_code
 
+PATIENCE = 60.0  # seconds that the other processes get when this one has compiled its own: a kernel takes a few
 # the packages whose __init__ is not executed: it imports torch
 PROGRAM = """
 import json, sys, types
@@ -44,8 +46,10 @@ def compiling(sources: Sequence[tuple[str, str]], made_for: str) -> Iterator[Non
         for k in range(count):
             workers.append(_start(sources[k::count], made_for))
         yield
-        for worker in workers:
-            worker.wait()
+        end = time.monotonic() + PATIENCE
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for worker in workers:
+                worker.wait(max(0.0, end - time.monotonic()))
     finally:
         for worker in workers:
             worker.kill()  # nothing, if it has ended

@@ -36,7 +36,9 @@ OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
 
 
 def bench(folder: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(folder), **kwargs)
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=environment(folder), timeout=600, **kwargs
+    )
 
 
 def command(*arguments: str) -> list[str]:

@@ -81,7 +81,9 @@ from fusedadam.__main__ import main
 main(["doctor"])
 print(time.process_time() - began)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True, timeout=600
+    )
     assert float(done.stdout.splitlines()[-1]) < 3
 
 
