@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import State
 from fusedadam.rules.ops import maximum, sqrt, where
-from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.rules.rule import Flag, Rule, Scalar, Value, Values, rule
 from tests.support import PLACES
 
 LIMIT = 3.0
@@ -37,6 +39,18 @@ def everything(param: Value, grad: Value, a: Value, b: Value, *, s: Scalar, t: S
     param = param - s * half / (root if f else t)
     b = b + grad if g else b
     return param, a, b
+
+
+def rules_of_the_package() -> list[Rule]:
+    rules = [found for found in gc.get_objects() if type(found) is Rule]
+    return [found for found in rules if found.update.__module__.startswith("fusedadam.")]
+
+
+def test_the_packages_own_rules_keep_the_contract():
+    """They are not checked when they are imported, as all others are: it would take half of the import."""
+    assert {"adam", "adamp", "bert_adam", "clip", "ema_adam"} <= {own.name for own in rules_of_the_package()}
+    for own in rules_of_the_package():
+        own.check()
 
 
 def test_flags_decide_what_exists():

@@ -108,6 +108,11 @@ class Rule:
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
+        if not update.__module__.startswith("fusedadam."):  # those are checked by tests, not in every import
+            self.check()
+
+    def check(self) -> None:
+        """Raises where the code breaks the contract."""
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
