@@ -461,19 +461,6 @@ def test_a_loss_in_two_parts_that_share_nothing_is_no_accumulation():
     assert_same(*optimizers)
 
 
-def test_distributed_data_parallel_is_refused(tmp_path):
-    """It adds gradients up after they are complete here: every rank would train by itself."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = torch.nn.parallel.DistributedDataParallel(Small())
-        with pytest.raises(TypeError, match=r"DistributedDataParallel.*optimizer.step\(\)"):
-            step_in_backward(wrapped, PLAIN["AdamW"])
-        wrapped(batch(0)).backward()
-        assert all(p.grad is not None for p in wrapped.parameters())
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_an_optimizer_of_torchs_is_refused():
     model = Small()
     with pytest.raises(TypeError, match="make_optimizer returned a AdamW; it must return an optimizer of fusedadam"):

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from fusedadam import ascend
-from tests.distributed.world import FSDP2_RUNS_ON_CPU, NEEDS_FSDP2_ON_CPU
+from tests.distributed.world import FSDP2_RUNS_ON_CPU, NEEDS_FSDP2_ON_CPU, destroy_process_group
 
 KINDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -136,7 +136,7 @@ def process_group(tmp_path):
 
     yield begin
     if dist.is_initialized():
-        dist.destroy_process_group()
+        destroy_process_group()
 
 
 def test_processes_talk_without_hccl(kind, process_group):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.distributed.disturbed import EXAMPLE, load_example
-from tests.distributed.world import NEEDS_FSDP2_ON_CPU
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU, destroy_process_group
 
 pytestmark = [pytest.mark.xdist_group("restarts"), NEEDS_FSDP2_ON_CPU]  # they share the undisturbed run
 OPTIONS = ["--width", "16", "--layers", "1", "--steps", "8", "--save-every", "2"]
@@ -135,6 +135,7 @@ def test_an_error_of_one_rank_ends_all_within_a_minute(tmp_path):
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy_process_group)
     return load_example()
 
 

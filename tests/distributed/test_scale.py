@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 import subprocess
 import sys
@@ -164,17 +165,21 @@ def test_states_have_the_bytes_that_the_script_says() -> None:
         assert scale.bytes_of_state(make, torch.float32, **options) == expected, name
 
 
-@NEEDS_FSDP2_ON_CPU
-def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def execute_document(folder: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
-    monkeypatch.chdir(tmp_path)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    space = {"torch": torch, "model": model, "evaluate": lambda m: m(torch.ones(1, 4)), "__name__": "document"}
+    space["batches"] = [torch.randn(8, 4) for _ in range(3)]
+    before = Path.cwd()
+    os.chdir(folder)
     try:
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-        space = {"torch": torch, "model": model, "evaluate": lambda m: m(torch.ones(1, 4)), "__name__": "document"}
-        space["batches"] = [torch.randn(8, 4) for _ in range(3)]
         for block in blocks:
             exec(compile(block, DOCUMENT.name, "exec"), space)
     finally:
-        dist.destroy_process_group()
+        os.chdir(before)
+
+
+@NEEDS_FSDP2_ON_CPU
+def test_the_code_of_the_document_runs(one: World, tmp_path: Path) -> None:
+    one.run(execute_document, str(tmp_path))

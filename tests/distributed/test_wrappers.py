@@ -284,3 +284,16 @@ def refuse_in_backward(optimizer: str) -> None:
 @EVERY_SUMMING
 def test_step_in_backward_refuses_rules_that_sum(two, optimizer):
     two.run(refuse_in_backward, optimizer)
+
+
+def refuse_ddp_in_backward() -> None:
+    net = DistributedDataParallel(model())
+    with pytest.raises(TypeError, match=r"DistributedDataParallel.*optimizer.step\(\)"):
+        fusedadam.step_in_backward(net, functools.partial(make, "AdamW"))
+    loss_of(net(mine(0)), mine(0)).backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_step_in_backward_refuses_ddp(two):
+    """It adds gradients up after they are complete here: every rank would train by itself."""
+    two.run(refuse_ddp_in_backward)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 
 LIMIT = 180.0  # seconds in which whatever happens must have happened: kernels may be compiled, on a busy machine
 GRACE = 3.0  # seconds in which the others are heard after one has failed: most fail of the same
@@ -37,6 +38,13 @@ REFUSALS = (NO_FSDP2_ON_CPU, "FSDP+TP sharding does not support uneven sharding"
 NEEDS_FSDP2_ON_CPU = pytest.mark.skipif(
     not FSDP2_RUNS_ON_CPU, reason=f"fully_shard of torch {torch.__version__} does not run on a CPU: {NO_FSDP2_ON_CPU}"
 )
+
+
+def destroy_process_group(destroy: Callable[[], None] = dist.destroy_process_group) -> None:
+    """Of this process itself. torch waits for gloo's thread with the GIL held; if that thread has not yet forgotten its
+    last call, for which it needs the GIL, both wait for ever. So it gets time."""
+    time.sleep(0.2)
+    destroy()
 
 
 class Answer(NamedTuple):
@@ -144,9 +152,6 @@ def _stack_file(folder: str, rank: int) -> Path:
 
 
 def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
-    import torch
-    import torch.distributed as dist
-
     with _stack_file(folder, rank).open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack)
         torch.set_num_threads(1)
