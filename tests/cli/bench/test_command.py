@@ -35,10 +35,8 @@ MEASURED = (*ALIKE, "fusedadam-8bit")
 OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
 
 
-def bench(folder: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=environment(folder), timeout=600, **kwargs
-    )
+def bench(folder: Path, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(folder), timeout=timeout)
 
 
 def command(*arguments: str) -> list[str]:
