@@ -7,7 +7,7 @@ RuntimeError for tensors that do not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -210,8 +210,40 @@ def sharded_as_param(name: str, value: Tensor, param: Tensor) -> None:
         )
 
 
+def unscalable(grads: Sequence[Tensor]) -> None:
+    """Gradients that a step with a GradScaler can divide where they are."""
+    for grad in grads:
+        if grad.is_inference():
+            raise RuntimeError(
+                "grad is an inference tensor, which a step with a GradScaler cannot unscale in place, as torch's fused "
+                "optimizers do; use grad.clone() outside torch.inference_mode()"
+            )
+        if overlaps(grad):
+            raise RuntimeError(
+                f"grad has shape {tuple(grad.shape)} and strides {grad.stride()}: several of its elements may share "
+                "memory (is it expanded?), so a step with a GradScaler cannot unscale it in place; use grad.clone()"
+            )
+    no_shared_gradients(grads)
+
+
+def no_shared_gradients(grads: Iterable[Tensor]) -> None:
+    for _ in _sharing(("grad", grad) for grad in grads):
+        raise RuntimeError(
+            "the gradients of two parameters share memory, and a step with a GradScaler, which unscales gradients in "
+            "place, would divide them twice; give each parameter a gradient of its own: grad.clone()"
+        )
+
+
 def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """No two tensors share memory, apart from gradients, which are only read."""
+    """No two tensors share memory, apart from gradients, which are only read (see ``no_shared_gradients``)."""
+    for other, name in _sharing(tensors, ignored=("grad", "grad")):
+        raise RuntimeError(f"{other} and {name} share memory; each needs a tensor with memory of its own")
+
+
+def _sharing(
+    tensors: Iterable[tuple[str, Tensor]], ignored: tuple[str, str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The names of tensors that share memory, pair by pair, unless they are ``ignored``."""
     on_device: dict[torch.device, list[tuple[str, Span]]] = {}
     for name, tensor in tensors:
         if tensor.numel() and not tensor._is_zerotensor():
@@ -221,8 +253,8 @@ def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
         for name, span in sorted(spans, key=lambda named: named[1].begin):
             before = [named for named in before if named[1].end > span.begin]
             for other, theirs in before:
-                if (name, other) != ("grad", "grad") and span.shares(theirs):
-                    raise RuntimeError(f"{other} and {name} share memory; each needs a tensor with memory of its own")
+                if (other, name) != ignored and span.shares(theirs):
+                    yield other, name
             before.append((name, span))
 
 

@@ -47,15 +47,13 @@ def set_scaled_grads(optimizer, step, scale, bad=None):
 @EVERY
 @DTYPES
 def test_a_scale_that_is_a_power_of_two_changes_no_bit(make, dtypes, backend):
-    """Gradients are unscaled in the step; norms that clip are those of the unscaled ones. ``p.grad`` is only read."""
+    """Gradients are unscaled in the step; norms that clip are those of the unscaled ones."""
     scale = {(F32,): SCALE}.get(dtypes, 4.0)  # float16 ends at 65,504
     scaled, plain = (make(leaves(dtypes=dtypes), backend=backend) for _ in range(2))
     scaler = scaler_of(scale, growth_interval=2)
     for step in range(5):
         set_scaled_grads(scaled, step, scaler.get_scale())
-        before = [p.grad.clone() for p in params_of(scaled)]
         scaler.step(scaled)
-        assert_same([p.grad for p in params_of(scaled)], before)
         scaler.update()
         train(plain, 1, start=step)
         assert_same(scaled, plain)
@@ -142,7 +140,7 @@ def test_a_step_that_clips_unscales_first(name):
         scaler.update()
     assert_same(optimizer, train(MAKERS[name](leaves()), 3))
     if "by group" not in name:
-        norm = torch.cat([p.grad.reshape(-1) for p in params_of(optimizer)]).norm() / 2.0**16
+        norm = torch.cat([p.grad.reshape(-1) for p in params_of(optimizer)]).norm()
         torch.testing.assert_close(optimizer.grad_norm, norm)
 
 

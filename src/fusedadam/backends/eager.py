@@ -70,6 +70,8 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         for role, value in zip(stage.writes, results, strict=False):
             noise = noise_of(role) if noise_of is not None and role in stochastic else None
             store(formats[role], here[role], value, noise)
+        if table.grad_scale is not None and stage.unscales:
+            store(formats["grad"], here["grad"], values["grad"])
         size = sums.SEGMENT["element"]
         for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))

@@ -13,6 +13,7 @@ device_scalars.py               the scalars of a step that only the device knows
 scalar_kernel.py                computes them there, by a kernel of the backend
 scalar_operations.py            computes them there, by torch operations
 member.py                       a parameter that takes part in a launch, and the tensors of its roles
+unscaling.py                    gradients under a GradScaler, which a step leaves unscaled
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table
 geometry.py                     members as rows, segments and chunks

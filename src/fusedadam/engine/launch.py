@@ -19,8 +19,8 @@ from fusedadam.tensors.layout import copy_with
 
 
 class Amp(NamedTuple):
-    """What torch.amp.GradScaler hands to a step, one float32 each: gradients are divided by the scale, and unless
-    ``found_inf`` is 0 nothing is written."""
+    """What torch.amp.GradScaler hands to a step, one float32 each: gradients are divided by the scale, and left so, as
+    torch's fused optimizers leave them; unless ``found_inf`` is 0 nothing is written."""
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
@@ -69,7 +69,7 @@ class Launch:
 
     def end(self, run: Run) -> None:
         for role, original, copy in run.copies:
-            if self.table.is_written(role):
+            if self.table.is_written(role) and not original._is_zerotensor():  # zeros stay zeros, without memory
                 # kernels write to inference tensors in any mode; torch does so in theirs only
                 with torch.inference_mode() if original.is_inference() else nullcontext():
                     original.copy_(copy)

@@ -95,6 +95,9 @@ class LaunchTable(Geometry):
         return self.strides[k] if array.by == "element" else row_major_strides(tensor)
 
     def is_written(self, name: str) -> bool:
+        """Gradients are written if they are scaled: unscaled."""
+        if name == "grad":
+            return self.grad_scale is not None
         return self.arrays[name][0] in self.specialized.outputs
 
     def _make_buffers(self) -> None:

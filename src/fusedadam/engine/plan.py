@@ -27,6 +27,7 @@ from fusedadam.engine.scalar_kernel import ScalarKernel
 from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
+from fusedadam.engine.unscaling import Unscaling
 from fusedadam.rules.rule import HyperParameters, Rule
 from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
@@ -53,7 +54,8 @@ class Repeated(NamedTuple):
 
 
 class Plan:
-    """``on_device``: step counts and scalars are kept on the parameters' device, where the backend can do so."""
+    """``on_device``: step counts and scalars are kept on the parameters' device, where the backend can do so.
+    ``is_scaled``: its first step divides gradients by a GradScaler's scale."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Plan:
         states: States,
         step_counts: StepCounts,
         on_device: bool,
+        is_scaled: bool = False,
     ) -> None:
         self._indices = [p.index for p in participants]
         present = [p for p in participants if not p.is_absent]
@@ -78,6 +81,8 @@ class Plan:
             by_block = {n for n, array in p.arrays.items() if array is not None and array.by == "block"}
             checks.alike(member.roles, by_block=by_block)
         checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
+        if is_scaled:
+            checks.unscalable([local(p.grad) for p in present if p.grad is not None])
         check_step_counts(known)
         prepare_loop()
         self.launches = Launches(members)
@@ -158,6 +163,8 @@ class Plan:
         names = {"param": PARAM, "grad": GRAD}
         slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.arrays} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
+        redistributed = [at[p.index, GRAD] for p in present if p.redistributes_grad]
+        self._unscaling = Unscaling([at[p.index, GRAD] for p in present], redistributed)
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
             for table in (launch.table for launch in self.launches)
@@ -170,6 +177,10 @@ class Plan:
         return self._host_scalars.counts_any or any(
             launch.table.is_absent and launch.table.home == HOST for launch in self.launches
         )
+
+    def check_grads_can_be_unscaled(self, tensors: Tensors) -> None:
+        """For a step with a GradScaler's scale. ``tensors``: what the snapshot has found."""
+        self._unscaling.check(tensors, self.snapshot.addresses)
 
     def place(self) -> None:
         """Takes the present addresses from the snapshot."""
@@ -192,6 +203,8 @@ class Plan:
         repeated = self._repeated
         if repeated is not None and _fits_a_kernel(next_steps) and repeated.serves(options, amp):
             self._repeat(repeated.run, next_steps, params, step_counts, amp)
+            if amp.grad_scale is not None:
+                self._unscaling.finish(tensors, amp)
             return
         if self._host_scalars:
             self._set_host_scalars(next_steps, options)
@@ -205,6 +218,8 @@ class Plan:
 
         self.launches.execute(self._roles(tensors), (), amp, count)
         self._increment_versions(params)
+        if amp.grad_scale is not None:
+            self._unscaling.finish(tensors, amp)
         self._repeated = self._prepare_to_repeat(options, amp)
 
     def _repeat(self, run: Joined, step: float, params: list[Tensor], step_counts: StepCounts, amp: Amp) -> None:

@@ -94,13 +94,15 @@ class Stepper:
         for _ in range(ATTEMPTS):
             if plan is None:
                 try:
-                    plan, self._plan_key = self._make_plan(targets, options.flags, key.on_device), key
+                    plan, self._plan_key = self._make_plan(targets, options.flags, key.on_device, amp), key
                 except Replaced:
                     continue
             answer, tensors = plan.snapshot.compare(params, targets.states)
             if answer == MOVED:
                 plan.place()
             if answer != CHANGED and plan.snapshot.is_of_expected:
+                if amp.grad_scale is not None:
+                    plan.check_grads_can_be_unscaled(tensors)
                 self._keep(plan, captured)
                 return Prepared(plan, params, tensors, options.hyper_parameters, amp)
             plan = None
@@ -195,7 +197,7 @@ class Stepper:
             self.plan = plan
 
     @outside_inference_mode()
-    def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool) -> Plan:
+    def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool, amp: Amp) -> Plan:
         params, rule = targets.params, self._optimizer.rule
         self.check_sums(targets.groups, params)
         participants, index = [], 0
@@ -218,7 +220,8 @@ class Stepper:
                             )
                         )
                 index += 1
-        return Plan(rule, participants, params, targets.states, self._step_counts, on_device)
+        is_scaled = amp.grad_scale is not None
+        return Plan(rule, participants, params, targets.states, self._step_counts, on_device, is_scaled)
 
     def _new_state(
         self, param: Tensor, group: Group, formats: Mapping[str, str], role: str, before: StateDict

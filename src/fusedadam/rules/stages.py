@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusedadam.rules.lowering import Lowering, call, define
 from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
@@ -37,6 +37,7 @@ class Stage:
     scalars: tuple[str, ...]  # values by tensor that an element or row stage reads
     sums: tuple[Sum, ...]
     functions: tuple[str, ...]  # helpers first, then ``update``
+    unscales: bool = False  # no later visit reads gradients: if they are scaled, this one stores them unscaled
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -75,6 +76,11 @@ def split_into_stages(
     ``deferred``: the roles that are stored in the last visit of the elements only."""
     placement = place(lowering, body, stored, reports)
     stages = _Emitter(placement, deferred, [helper.text for helper in lowering.helpers.values()]).stages()
+    last_to_read_grad = max(
+        (k for k, stage in enumerate(stages) if stage.space == "element" and "grad" in stage.reads), default=None
+    )
+    if last_to_read_grad is not None:
+        stages[last_to_read_grad] = replace(stages[last_to_read_grad], unscales=True)
     return Staged(
         stages=tuple(stages),
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),

@@ -44,7 +44,8 @@ def source(
     title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     roles: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: gradients are divided by grad_scale;
+    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: gradients are divided by grad_scale,
+    and the last visit that reads them stores them so;
     ``roles``: all that the rule has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
@@ -256,6 +257,7 @@ class _Writer:
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
+            *(memory.store("grad", "_i", "grad") if self.scaled and stage.unscales else []),
         ]
 
     def results(self) -> str:

@@ -25,7 +25,8 @@ def source(
     title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     interpreted: bool, roles: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: with AMP's scale and infinities;
+    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: with AMP's scale and infinities:
+    gradients are divided by the scale, and the last visit that reads them stores them so;
     ``roles``: all that the rule has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
@@ -343,7 +344,12 @@ class _Writer:
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
+            *(self.unscaled(memory.store("grad", places["grad"], "grad", mask)) if stage.unscales else []),
         ]
+
+    def unscaled(self, store: list[str]) -> list[str]:
+        """The scale is 1 where a GradScaler has only looked for infinities: then there is nothing to write."""
+        return ["if _scale != 1:", *indented(4, store)] if self.scaled else []
 
     def results(self) -> str:
         names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
