@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 
 from tests.distributed.follow import assert_close, size_of
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
@@ -58,7 +59,10 @@ def skip_and_step(optimizer: str, layout: str, unscale: bool) -> list[float]:
         if step == 1 and dist.get_rank() == 1:
             here(mine[-1].grad).view(-1)[0] = math.inf
         before = [here(t).clone() for p in mine for t in (p, *opt.state.get(p, {}).values())]
+        left = [here(p.grad) / (1 if step == 1 else scale) for p in mine]
         scaled_step(scaler, opt, unscale)
+        if not unscale:
+            assert all(torch.equal(here(p.grad), g) for p, g in zip(mine, left, strict=True)), "not left unscaled"
         scales.append(scaler.get_scale())
         after = [here(t) for p in mine for t in (p, *opt.state.get(p, {}).values())]
         if step == 1:
@@ -95,6 +99,27 @@ def test_all_ranks_lower_the_scale(two, unscale):
 def test_all_ranks_lower_the_scale_if_the_first_is_everywhere(two):
     one, other = two.run(skip_and_step, "AdamW", "the first is everywhere", False)
     assert one == other
+
+
+def redistributed(optimizer: str) -> None:
+    """Kernels see a copy of a gradient that is sharded differently from its parameter; the gradient is divided, too."""
+    shapes = [(6, 4), (8,)]
+    params = [parameter(v.float(), mesh_of(2), S0) for v in values(shapes)]
+    grads = [torch.arange(float(math.prod(s))).view(s) for s in shapes]
+    opt = make(optimizer, params)
+    for found_inf in (0.0, 1.0, 0.0):
+        for p, g, placement in zip(params, grads, (S1, R), strict=True):
+            p.grad = distribute_tensor(g * 4, mesh_of(2), [placement])
+        opt.grad_scale, opt.found_inf = torch.tensor(4.0), torch.tensor(found_inf)
+        opt.step()
+        for p, g in zip(params, grads, strict=True):
+            assert torch.equal(p.grad.full_tensor(), g * (4 if found_inf else 1))
+    assert all(opt.state[p]["step"] == 2 for p in params)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP clipped"])
+def test_gradients_that_are_sharded_differently_are_left_unscaled(two, optimizer):
+    two.run(redistributed, optimizer)
 
 
 def flat(unscale: bool) -> list[tuple[float, list[float]]]:

@@ -45,7 +45,7 @@ class Gradients(Program):
 
     @event(param=a_param)
     def share_a_gradient(self, param: int) -> None:
-        """With all parameters of the same shape and dtype: gradients are only read, so this is allowed."""
+        """With all parameters of the same shape and dtype: without a GradScaler, gradients are only read."""
         grad = self.new_values(param)
         for k, kept in enumerate(self.kept):
             if kept.value.shape == grad.shape and kept.value.dtype == grad.dtype:

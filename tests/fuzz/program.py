@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -21,7 +22,7 @@ from torch import Tensor
 from tests.fuzz.judge import compare
 from tests.fuzz.options import Family, Group, groups, lr_of
 from tests.fuzz.reference import STATES, Member, expected_step
-from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, laid_out, plain, values
+from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, is_expanded, laid_out, plain, values
 
 START = {"lr": 0.05, "weight_decay": 0.1}
 MOST_GROUPS = 3
@@ -158,9 +159,18 @@ class Program(RuleBasedStateMachine):
         """As torch.amp.GradScaler asks an optimizer that unscales by itself. Powers of two round nothing."""
         self.optimizer.grad_scale, self.optimizer.found_inf = torch.tensor(scale), torch.tensor(float(found_inf))
         try:
-            self.take_step(self.optimizer.step, scale, is_skipped=found_inf)
+            if self._has_gradients_that_cannot_be_unscaled():
+                with pytest.raises(RuntimeError, match="a step with a GradScaler"):
+                    self.optimizer.step()
+            else:
+                self.take_step(self.optimizer.step, scale, is_skipped=found_inf)
         finally:
             del self.optimizer.grad_scale, self.optimizer.found_inf
+
+    def _has_gradients_that_cannot_be_unscaled(self) -> bool:
+        """Expanded ones, and ones that parameters share."""
+        grads = [p.grad for p in self.params if p.grad is not None and p.grad.numel()]
+        return any(map(is_expanded, grads)) or len({grad.data_ptr() for grad in grads}) < len(grads)
 
     @precondition(lambda self: all(kept.step is not None for kept in self.kept))
     @event()
@@ -180,6 +190,8 @@ class Program(RuleBasedStateMachine):
         if is_skipped:
             return  # nothing may have changed: the comparison with the record shows it
         self._judge(taking_part, members)
+        for k in taking_part:
+            self.kept[k].grad = self.kept[k].grad / scale  # a GradScaler's step leaves gradients unscaled
         for k, param in enumerate(params):
             assert (param._version > versions[k]) == (k in taking_part), f"version of parameter {k}"
 

@@ -61,7 +61,7 @@ def test_a_grad_scaler_is_served_on_the_device(make, dtype, unscaled):
     for step in range(12):
         inf = step in (0, 4, 5)
         gradients(ours, step, scaler.get_scale(), inf)
-        before = [p.grad.clone() for p in ours]
+        left = [p.grad.clone() if inf else p.grad / scaler.get_scale() for p in ours]
         torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")  # after kernels are compiled
         try:
             if unscaled:
@@ -69,8 +69,8 @@ def test_a_grad_scaler_is_served_on_the_device(make, dtype, unscaled):
             scaler.step(optimizer)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        if not unscaled and not inf:
-            assert all(torch.equal(p.grad, g) for p, g in zip(ours, before, strict=True))
+        if not unscaled:
+            assert all(torch.equal(p.grad, g) for p, g in zip(ours, left, strict=True)), "not left unscaled"
         scaler.update()
         if not inf:
             gradients(plain, step)
@@ -191,12 +191,14 @@ def test_a_captured_step_is_replayed_with_another_lr_and_with_an_infinity(make):
     load(3)
     with torch.cuda.graph(graph):
         captured()
-    rubbish = []
+    rubbish, in_graph = [], [p.grad for p in ours]
     for step in range(3, 103):
         load(step)
         found_inf.fill_(float(step % 10 == 7))
         lr.fill_(1e-2 * (1 + step % 5))
         graph.replay()
+        left = [s if found_inf.item() else s / 4 for s in static]
+        assert all(torch.equal(a, b) for a, b in zip(in_graph, left, strict=True)), "not left unscaled"
         rubbish.append(torch.randn(1000, pin_memory=True).cuda(non_blocking=True))  # reuses what was let go
     for step in range(103):
         if step >= 3 and step % 10 == 7:
