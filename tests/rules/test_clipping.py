@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -25,4 +27,5 @@ def test_a_norm_that_is_nan_or_infinite():
 
 def test_of_one_tensor_all_norms_are_the_same():
     x = torch.arange(6.0).view(2, 3)
-    assert tensor_norm(x) == group_norm(x) == total_norm(x) == x.square().sum().sqrt()
+    root = torch.tensor(math.sqrt(55.0))  # not torch's root in float32, which is off by an ulp on some processors
+    assert tensor_norm(x) == group_norm(x) == total_norm(x) == root
