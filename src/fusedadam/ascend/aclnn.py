@@ -95,7 +95,7 @@ def aclnnApplyFusedEmaAdamGetWorkspaceSize(
     try:
         if not isinstance(step, Tensor):
             raise TypeError(f"step is a {type(step).__name__}; it must be an int64 tensor of one element")
-        checks.ema_decay("emaDecay", emaDecay)
+        checks.fraction("emaDecay", emaDecay)
         checks.boolean("biasCorrection", biasCorrection)
         checks.number("weightDecay", weightDecay)
         options = (lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
