@@ -3,17 +3,20 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fusedadam import functional, schedules
+from fusedadam import checks, functional, ops, schedules
 from fusedadam.clipping import clip_grad_norm_
 from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
+from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import BertAdam
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 if TYPE_CHECKING:
     from fusedadam import ascend as ascend
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW", "Lamb", "RMSprop", "RMSpropTF"]
 __all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
+# for authors of optimizers: docs/rules.md
+__all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]
+__all__ += ["checks", "ops", "rule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,11 +95,13 @@ def mode(value: Any) -> None:
         raise ValueError(f"mode={value!r} must be 0 (L2, as Adam) or 1 (decoupled weight decay, as AdamW)")
 
 
-def betas(name: str, value: Any) -> None:
+def betas(name: str, value: Any, count: int = 2) -> None:
+    """A tuple of ``count`` numbers in [0, 1)."""
+    several = "a pair of numbers in [0, 1)" if count == 2 else f"{count} numbers in [0, 1)"
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a pair of numbers in [0, 1)")
-    if len(value) != 2:
-        raise ValueError(f"{name}={value!r} must be a pair of numbers in [0, 1)")
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be {several}")
+    if len(value) != count:
+        raise ValueError(f"{name}={value!r} must be {several}")
     for k, beta in enumerate(value):
         number(f"{name}[{k}]", beta, below=1.0)
 

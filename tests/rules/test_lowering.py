@@ -115,7 +115,7 @@ def bad_string(param: Value, grad: Value) -> Values:
     [
         (bad_in_place, "write `x = x + y`"),
         (bad_if, "where("),
-        (bad_power, "powers belong in scalars"),
+        (bad_power, "write `grad * grad`"),
         (bad_word, "neither an op"),
         (bad_loop, "only assignments"),
         (bad_name, "`nowhere` is not known"),

@@ -2,6 +2,7 @@
 
 adamw.py, adamp.py, bert_adam.py, ema_adamw.py, sgd.py, rmsprop.py, adadelta.py, lamb.py
 declarations.py    what a class declares: states, options, and flags that follow from options
+agreement.py       does a class agree with its rule?
 base.py            torch's contract: groups, closure, ``step()``
 stepper.py         the path of a step: options, plan, infinities, run
 storage.py         which format each role is kept in

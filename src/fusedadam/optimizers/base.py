@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from fusedadam import backends, checks
 from fusedadam.engine.launch import NO_AMP, Amp, norm_of
 from fusedadam.optimizers import (
+    agreement,
     callers,
     capture,
     conversion,
@@ -81,17 +82,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not hasattr(cls, "rule"):
             return
         cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
-        states = [role for role in cls.rule.roles if role not in ("param", "grad")]
-        if sorted(states) != sorted(getattr(cls, "states", ())):
-            raise TypeError(
-                f"{cls.__name__}.states must declare the states of its rule ({', '.join(states)}), no other"
-            )
-        known = {*cls.options, *cls.derived, *cls.fixed}
-        unknown = [name for name in (*cls._flags, *cls.rule.hyper_parameters) if name not in known]
-        if unknown:
-            raise TypeError(
-                f"the rule of {cls.__name__} needs {', '.join(unknown)}; declare each in options, derived or fixed"
-            )
+        if not cls.__module__.startswith("fusedadam."):
+            agreement.check_class(cls)
 
     def __init__(self, params: Params, **options: Any) -> None:
         """``options``: the defaults of all groups."""
@@ -101,6 +93,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         # a set stays one: torch 2.15 warns that it has no order
         given: Any = params if isinstance(params, (Tensor, Mapping, set)) else list(params)
         self.check(options)
+        agreement.check_options(type(self), options)
         with _restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
         self._stepper.check_sums(self.param_groups, self._params())
@@ -246,6 +239,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
         plan = self._stepper.last_plan
         return None if plan is None else norm_of(plan.launches, "grad_norm")
+
+    def report(self, name: str) -> dict[Tensor, float]:
+        """A value that the rule names in its ``reports``, of the last step of each parameter that took part in one.
+
+        Waits for the device. A value that the options leave out, such as a norm where nothing is clipped, is reported
+        for no parameter.
+        """
+        if name not in self.rule.reports:
+            known = ", ".join(map(repr, self.rule.reports)) or "none"
+            raise ValueError(f"{name!r} is not reported by {type(self).__name__}; its rule reports {known}")
+        params = self._params()
+        return {params[k]: value for k, value in sorted(self._report(name).items())}
 
     def _report(self, name: str) -> dict[int, float]:
         """A value of the last step for each parameter that took part, by its position among all."""

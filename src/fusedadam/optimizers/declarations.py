@@ -97,6 +97,7 @@ OPTIONS: dict[str, Check] = {
 DERIVED: dict[str, Derive] = {
     "beta1": lambda group: group["betas"][0],
     "beta2": lambda group: group["betas"][1],
+    "beta3": lambda group: group["betas"][2],
     "maximize": lambda group: group.get("maximize", False),
     "clipped": clips,
     "with_momentum": lambda group: float(group["momentum"]) != 0,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
-from fusedadam.rules.ops import OPS, SUMS
+from fusedadam.rules.ops import COMPOSED, OPS, SUMS
 
 KINDS = ("Value", "Scalar", "Flag")
 RESERVED = {  # names that kernels use, and arguments may not have
@@ -214,10 +214,15 @@ class Lowering(ast.NodeTransformer):
         return call("number", ast.Constant(float(value)))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        if not isinstance(node.op, _OPERATORS):
+        if isinstance(node.op, ast.Pow):
+            base, exponent = ast.unparse(node.left), ast.unparse(node.right)
+            factor = base if isinstance(node.left, ast.Name) else f"({base})"
+            instead = {"2": f"{factor} * {factor}", "0.5": f"sqrt({base})"}.get(exponent, f"power({base}, {exponent})")
             self.source.fail(
-                node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions); powers belong in scalars"
+                node, f"`{ast.unparse(node)}`: write `{instead}`, or compute a power of the step in the scalars"
             )
+        if not isinstance(node.op, _OPERATORS):
+            self.source.fail(node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions)")
         left, right = self.visit(node.left), self.visit(node.right)
         return call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
 
@@ -259,7 +264,7 @@ class Lowering(ast.NodeTransformer):
             if _has_sums(called):
                 return self.inline(called, arguments, f"{place}.")
             return call(self.helper(called).name, *arguments)
-        known = ", ".join([*self.ops, *(op.__name__ for op in SUMS)])
+        known = ", ".join([*self.ops, *COMPOSED, *(op.__name__ for op in SUMS)])
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )

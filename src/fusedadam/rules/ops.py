@@ -8,6 +8,7 @@ the same bits:
 - nothing is contracted: ``a * b + c`` rounds twice on every backend;
 - NaN propagates: ``maximum`` and ``minimum`` give NaN if either side is NaN;
 - ``where(condition, a, b)`` is the elementwise choice; ``if`` is for flags alone;
+- ``sign(x)`` and ``clamp(x, low, high)`` are made of these;
 - ``power(x, y)``, for x >= 0, is calculated in float64 and rounded: the only op that may differ by an ulp between
   backends.
 
@@ -33,6 +34,7 @@ from fusedadam.rules.tracing import OnDevice, Traced
 
 __all__ = [
     "abs",
+    "clamp",
     "cos",
     "divide",
     "group_sum",
@@ -41,6 +43,7 @@ __all__ = [
     "minimum",
     "power",
     "row_sum",
+    "sign",
     "sqrt",
     "tensor_sum",
     "total",
@@ -122,6 +125,19 @@ def cos(x: Any) -> Any:
     return torch.cos(x) if isinstance(x, torch.Tensor) else np.cos(x)
 
 
+# made of others: a backend compiles them like the helper functions of a rule
+
+
+def sign(x: Any) -> Any:
+    """1 or -1; x itself where it is 0 or NaN."""
+    return where(x > 0, 1.0, where(x < 0, -1.0, x))
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """x, but at least ``low`` and at most ``high``; NaN stays NaN."""
+    return minimum(maximum(x, low), high)
+
+
 def row_sum(x: torch.Tensor) -> torch.Tensor:
     return x.sum(dim=tuple(range(1, x.dim())), keepdim=True) if x.dim() > 1 else x
 
@@ -156,8 +172,9 @@ def _tensors(like: torch.Tensor, a: Any, b: Any) -> tuple[torch.Tensor, torch.Te
     return next(made), next(made)
 
 
-# the ops that every backend has, and the sums, with what they add up over
+# the ops that every backend has, functions made of them, and the sums, with what they add up over
 OPS: dict[str, Callable[..., Any]] = {op.__name__: op for op in (abs, maximum, minimum, power, sqrt, where)}
+COMPOSED: dict[str, Callable[..., Any]] = {op.__name__: op for op in (clamp, sign)}
 SUMS: dict[Callable[..., Any], str] = {
     row_sum: "row", tensor_sum: "tensor", group_sum: "group", total: "all", largest: "all"
 }  # fmt: skip

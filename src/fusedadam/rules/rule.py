@@ -31,8 +31,8 @@ The contract for authors:
   ``row_length`` and ``numel`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
   ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64.
-- ``reports`` names variables of the rule that have one value for each tensor. ``FusedOptimizer._report(name)`` reads
-  them after a step; a variable that the flags leave out has no report.
+- ``reports`` names variables of the rule that have one value for each tensor. ``optimizer.report(name)`` reads them
+  after a step; a variable that the flags leave out has no report.
 
 Code that breaks the contract is refused when the rule is defined, with the line and what to write instead.
 """
@@ -136,6 +136,11 @@ class Rule:
     def hyper_parameters(self) -> tuple[str, ...]:
         """The arguments of ``scalars`` without ``step``."""
         return tuple(n for n in inspect.signature(self._scalars).parameters if n != "step")
+
+    @cached_property
+    def choices(self) -> frozenset[str]:
+        """The hyper-parameters that are strings, each with all of its values known."""
+        return frozenset(tracing.choices(self._scalars))
 
     @cached_property
     def optional_states(self) -> tuple[str, ...]:

@@ -175,8 +175,19 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
 
 def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     """The arguments of each call: options of type ``Literal[...]`` take each of their values, others are traced."""
+    tried = choices(scalars)
+    for chosen in itertools.product(*tried.values()):
+        yield {name: Traced.argument(name) for name in _names(scalars)} | dict(zip(tried, chosen, strict=True))
+
+
+def _names(scalars: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(scalars).parameters
-    names = [name for name, given in parameters.items() if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)]
+    return [name for name, given in parameters.items() if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)]
+
+
+def choices(scalars: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """The arguments that are strings, and the values of each."""
+    parameters, names = inspect.signature(scalars).parameters, _names(scalars)
     try:
         hints = get_type_hints(scalars)
     except (NameError, TypeError):  # names that only a local scope knows; a functools.partial
@@ -186,11 +197,9 @@ def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
             "an argument is a str, of which not every value can be tried; use Literal['a', 'b'] instead"
         )
     given = {name: (parameters[name].default,) for name in names if isinstance(parameters[name].default, str)}
-    choices = given | {
+    return given | {
         name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal and name not in given
     }
-    for chosen in itertools.product(*choices.values()):
-        yield {name: Traced.argument(name) for name in names} | dict(zip(choices, chosen, strict=True))
 
 
 def _is_power_of_two(value: Any) -> bool:

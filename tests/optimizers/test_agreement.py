@@ -1,0 +1,122 @@
+"""What a class and its rule must agree on is checked when the class is defined, and says what to write."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import OPTIONS, FusedOptimizer, Scalar, State, Value, Values, ascend, checks, rule
+from fusedadam.optimizers import agreement
+
+PUBLIC = [getattr(fusedadam, name) for name in fusedadam.__all__] + [getattr(ascend, name) for name in ascend.__all__]
+CLASSES = [c for c in PUBLIC if isinstance(c, type) and issubclass(c, FusedOptimizer) and hasattr(c, "rule")]
+
+
+def scalars(step, lr, weight_decay, beta3, mode: Literal["sum", "mean"]) -> dict[str, Any]:
+    return {"lr": lr, "decay": weight_decay, "keep": beta3}
+
+
+@rule(scalars=scalars)
+def slow(param: Value, grad: Value, slow_avg: Value, *, lr: Scalar, decay: Scalar, keep: Scalar) -> Values:
+    slow_avg = keep * slow_avg + grad
+    param = param - lr * slow_avg - decay * param
+    return param, slow_avg
+
+
+CHECKS = {"betas": functools.partial(checks.betas, count=3), "mode": lambda name, value: None}
+BODY = {"rule": slow, "states": {"slow_avg": State()}, "options": OPTIONS | CHECKS}
+
+
+def define(init=None, **changes):
+    return type("Mine", (FusedOptimizer,), {**BODY, **({} if init is None else {"__init__": init}), **changes})
+
+
+def whole(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum"):
+    FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_the_classes_of_this_package_agree_with_their_rules(cls):
+    """They are not checked when they are imported."""
+    agreement.check_class(cls)
+
+
+def test_three_betas():
+    optimizer = define(whole)([torch.nn.Parameter(torch.ones(3))])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"betas=\(0.9, 0.99\) must be 3 numbers in \[0, 1\)"):
+        define(whole)([torch.nn.Parameter(torch.ones(3))], betas=(0.9, 0.99))
+
+
+def test_an_option_that_the_signature_lacks():
+    def without_decay(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), mode="sum"): ...
+
+    with pytest.raises(TypeError, match="the rule of Mine needs weight_decay; add it to the arguments of __init__"):
+        define(without_decay)
+
+    def without_betas(self, params, lr=1e-3, weight_decay=0.0, mode="sum"): ...
+
+    with pytest.raises(TypeError, match="the rule of Mine needs beta3, which follows from betas; add it"):
+        define(without_betas)
+
+    def must_be_given(self, params, lr, betas, weight_decay, mode): ...
+
+    define(must_be_given)
+    define(without_decay, fixed={"weight_decay": 0.5})
+
+
+def test_too_few_betas():
+    def two(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0, mode="sum"): ...
+
+    with pytest.raises(TypeError, match=r"needs beta3, and betas=\(0.9, 0.99\) has no such value"):
+        define(two)
+
+
+def test_an_option_that_is_not_passed_on():
+    def forgets(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum"):
+        FusedOptimizer.__init__(self, params, lr=lr, betas=betas, mode=mode)
+
+    with pytest.raises(TypeError, match=r"needs weight_decay; pass it on: super\(\).__init__\(params, weight_decay="):
+        define(forgets)([torch.nn.Parameter(torch.ones(3))])
+
+
+def test_an_option_without_a_check_and_one_that_does_not_exist():
+    def more(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", kappa=1.0): ...
+
+    with pytest.raises(TypeError, match=r"Mine takes kappa without a check; declare each in options"):
+        define(more)
+
+    def anything(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", **common):
+        FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
+
+    mine = define(anything)
+    assert mine([torch.nn.Parameter(torch.ones(3))], backend="eager", max_grad_norm=1.0)
+    with pytest.raises(TypeError, match="Mine has no option 'storge'; it has lr, weight_decay"):
+        mine([torch.nn.Parameter(torch.ones(3))], storge="8bit")
+
+
+def test_a_string_where_the_scalars_calculate_with_numbers():
+    def plain(step, lr, weight_decay, beta3, mode) -> dict[str, Any]:
+        return {"lr": lr, "decay": weight_decay, "keep": beta3}
+
+    with pytest.raises(TypeError, match=r"mode='sum' is a string, .* annotate it there .*: Literal\['sum', ...\]"):
+        define(whole, rule=rule(scalars=plain)(slow.update))
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (State(maximum_of="exp_avg"), "has maximum_of='exp_avg', which is no state of its rule"),
+        (State(subtracted_from="exp_avg"), "has subtracted_from='exp_avg', which is no state of its rule"),
+        (State(decay="beta4"), "has decay='beta4', which is neither in options nor in derived"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else "state",
+)
+def test_states_that_name_something_else(state, says):
+    with pytest.raises(TypeError, match=says):
+        define(whole, states={"slow_avg": state})
