@@ -85,12 +85,19 @@ def mixed_precision_says_what_it_does(said: str) -> None:
     assert (taken + skipped, asked) == (40, 40)
 
 
+def an_optimizer_of_ones_own_is_the_papers_and_trains_in_8_bits(said: str) -> None:
+    assert numbers(r"in float64: ([\d.e+-]+)", said)[0] < 1e-14
+    for first, last in re.findall(r"loss ([\d.]+) -> ([\d.]+)", said):
+        assert float(last) < float(first) / 3
+
+
 EXPECTED = {
     "train_transformer.py": (40, a_transformer_learns),
     "finetune_with_ema.py": (150, the_averaged_weights_are_those_that_are_served),
     "adamp_conv_net.py": (60, adamp_keeps_scale_invariant_weights_short),
     "bert_adam_warmup.py": (60, a_resumed_warm_up_goes_on_where_it_was),
     "mixed_precision.py": (40, mixed_precision_says_what_it_does),
+    "your_own_optimizer.py": (300, an_optimizer_of_ones_own_is_the_papers_and_trains_in_8_bits),
 }
 
 

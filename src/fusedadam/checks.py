@@ -97,11 +97,10 @@ def mode(value: Any) -> None:
 
 def betas(name: str, value: Any, count: int = 2) -> None:
     """A tuple of ``count`` numbers in [0, 1)."""
-    several = "a pair of numbers in [0, 1)" if count == 2 else f"{count} numbers in [0, 1)"
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be {several}")
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be {count} numbers in [0, 1)")
     if len(value) != count:
-        raise ValueError(f"{name}={value!r} must be {several}")
+        raise ValueError(f"{name}={value!r} must be {count} numbers in [0, 1)")
     for k, beta in enumerate(value):
         number(f"{name}[{k}]", beta, below=1.0)
 

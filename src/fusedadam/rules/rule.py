@@ -108,7 +108,7 @@ class Rule:
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
-        if not update.__module__.startswith("fusedadam."):  # those are checked by tests, not in every import
+        if not (update.__module__ or "").startswith("fusedadam."):  # those are checked by tests, not in every import
             self.check()
 
     def check(self) -> None:
