@@ -72,10 +72,10 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
-def ema_decay(name: str, value: Any) -> float:
-    if not 0 <= (decay := real(name, value)) <= 1:
+def fraction(name: str, value: Any) -> float:
+    if not 0 <= (fraction := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
-    return decay
+    return fraction
 
 
 def mode(value: Any) -> None:

@@ -148,7 +148,7 @@ def ema_choices(
     checks.mode(mode)
     options = adam_options(lr, beta1, beta2, weight_decay, eps)
     options |= {
-        "ema_decay": checks.ema_decay("ema_decay", ema_decay),
+        "ema_decay": checks.fraction("ema_decay", ema_decay),
         "ema_warmup": 0.0,
         "bias_correction": float(bias_correction),
     }

@@ -90,7 +90,7 @@ class EmaAdamW(FusedOptimizer):
         "ema_params": State(initial="param", dtype_option="ema_dtype", decay="ema_decay"),
     }
     options = OPTIONS | {
-        "betas": checks.betas, "eps": checks.number, "ema_decay": checks.ema_decay, "ema_warmup": checks.boolean,
+        "betas": checks.betas, "eps": checks.number, "ema_decay": checks.fraction, "ema_warmup": checks.boolean,
         "decoupled": checks.boolean, "bias_correction": checks.boolean, "ema_dtype": checks.storage_dtype,
         "amsgrad": checks.unsupported, "maximize": checks.unsupported,
     }  # fmt: skip

@@ -1,9 +1,15 @@
 from typing import Any
 
 from fusedadam.ascend import missing
-from fusedadam.ascend.optimizers import NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from fusedadam.ascend.optimizers import (
+    NpuFusedAdam,
+    NpuFusedAdamP,
+    NpuFusedAdamW,
+    NpuFusedBertAdam,
+    NpuFusedOptimizerBase,
+)
 
-__all__ = ["NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam"]
+__all__ = ["NpuFusedAdam", "NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam", "NpuFusedOptimizerBase"]
 
 
 def __getattr__(name: str) -> Any:
