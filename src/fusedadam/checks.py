@@ -28,6 +28,13 @@ def number(name: str, value: Any, low: float = 0.0, below: float = math.inf) -> 
     return number
 
 
+def finite(name: str, value: Any) -> float:
+    """A finite number of either sign."""
+    if not math.isfinite(number := real(name, value)):
+        raise ValueError(f"{name}={value!r} is out of range; it must be finite")
+    return number
+
+
 def real(name: str, value: Any) -> float:
     """Any number, as a float; an integer too large for float64 is infinite."""
     if isinstance(value, Tensor):
@@ -67,15 +74,20 @@ def max_grad_norm(name: str, value: Any) -> None:
         )
 
 
+def max_weight_norm(name: str, value: Any) -> None:
+    if value is not None and not real(name, value) > 0:
+        raise ValueError(f"{name}={value!r} is out of range; it must be above 0, or None for no limit")
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
 def fraction(name: str, value: Any) -> float:
-    if not 0 <= (fraction := real(name, value)) <= 1:
+    if not 0 <= (part := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
-    return fraction
+    return part
 
 
 def mode(value: Any) -> None:

@@ -214,6 +214,93 @@ class BertAdamByHand:
         self.t += 1
 
 
+class RMSpropTFByHand:
+    """TensorFlow's RMSprop for one tensor."""
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-2,
+        alpha=0.9,
+        eps=1e-10,
+        weight_decay=0.0,
+        momentum=0.0,
+        centered=False,
+        decoupled_decay=False,
+        lr_in_momentum=True,
+        maximize=False,
+    ):
+        self.p, self.v, self.t = param.clone(), torch.ones_like(param), 0
+        self.a, self.b = torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, self.alpha, self.eps, self.wd, self.momentum = lr, alpha, eps, weight_decay, momentum
+        self.centered, self.decoupled_decay = centered, decoupled_decay
+        self.lr_in_momentum, self.maximize = lr_in_momentum, maximize
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        g = -g if self.maximize else g
+        if self.decoupled_decay:
+            self.p = self.p - self.wd * self.p
+        else:
+            g = g + self.wd * self.p
+        self.v = self.v + (1 - self.alpha) * (g * g - self.v)
+        self.a = self.a + (1 - self.alpha) * (g - self.a)
+        d = (self.v - self.a * self.a + self.eps if self.centered else self.v + self.eps).sqrt()
+        if self.momentum == 0:
+            self.p = self.p - self.lr * g / d
+        elif self.lr_in_momentum:
+            self.b = self.momentum * self.b + self.lr * g / d
+            self.p = self.p - self.b
+        else:
+            self.b = self.momentum * self.b + g / d
+            self.p = self.p - self.lr * self.b
+
+
+class LambByHand:
+    """Lamb for one tensor; ``ratio`` is the last step's. It is given the norm of all gradients.
+
+    Where a ratio is taken, the update is made of the moments as they are stored: ``as_stored``, if they are kept in low
+    precision.
+    """
+
+    as_stored: tuple[Tensor, Tensor] | None = None
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        bias_correction=True,
+        max_weight_norm=None,
+        adam=False,
+        use_global_grad_norm=False,
+        maximize=False,
+    ):
+        self.p, self.t, self.ratio = param.clone(), 0, 1.0
+        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
+        self.bias_correction, self.max_weight_norm, self.adam = bias_correction, max_weight_norm, adam
+        self.use_global_grad_norm, self.maximize = use_global_grad_norm, maximize
+
+    def step(self, g: Tensor, norm: float = 0.0) -> None:
+        self.t += 1
+        g = -g if self.maximize else g
+        if self.use_global_grad_norm and norm > 1:
+            g = g / norm
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        m, v = self.as_stored if self.as_stored is not None and not self.adam else (self.m, self.v)
+        c1, c2 = (1 - self.b1**self.t, 1 - self.b2**self.t) if self.bias_correction else (1, 1)
+        u = (m / c1) / ((v / c2).sqrt() + self.eps) + self.wd * self.p
+        length, of_update = norm_by_hand([self.p]), norm_by_hand([u])
+        if self.max_weight_norm is not None:
+            length = min(length, self.max_weight_norm)
+        self.ratio = 1.0 if self.adam or length == 0 or of_update == 0 else length / of_update
+        self.p = self.p - self.lr * self.ratio * u
+
+
 def norm_by_hand(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 

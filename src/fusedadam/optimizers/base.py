@@ -68,6 +68,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     derived: ClassVar[dict[str, Derive]] = DERIVED  # flags and hyper-parameters that follow from options
     fixed: ClassVar[Mapping[str, bool]] = {}  # flags with the same value in every group
     also_called: ClassVar[Mapping[str, str]] = {}  # another optimizer's name of a state -> ours, for its state dicts
+    step_if_uncounted: ClassVar[float | None] = None  # the step of a saved state that has none; None refuses it
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _stepper: Stepper
     _no_steps: str | None = None  # why stepping is refused at the moment
@@ -337,8 +338,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim, but each state keeps its own dtype, and nothing is shared with ``state_dict``.
 
-        Also loads state dicts of torch's Adam and AdamW, of the adamp package, NVIDIA's BertAdam, apex and MindSpeed,
-        into the optimizer that computes the same. A state dict that does not fit is refused, and nothing is loaded.
+        Also loads state dicts of torch's optimizers of the same names, of the adamp package, NVIDIA's BertAdam, apex
+        and MindSpeed, into the optimizer that computes the same. A state dict that does not fit is refused, and nothing
+        is loaded.
         """
         with state_dicts.loading(self, state_dict):
             super().load_state_dict(state_dict)

@@ -11,8 +11,8 @@
 CONTRIBUTING.md has all of it. The signature of ``__init__`` gives the defaults. ``options`` maps the name of each
 option to its check, which runs when the optimizer is made and whenever the option changes. A flag or hyper-parameter
 of the rule is the option of the same name, unless ``derived`` computes it from the group, or ``fixed`` gives it the
-same value in every group. ``DERIVED`` splits ``betas`` and turns ``max_grad_norm`` into the flag ``clipped``; a class
-with more to derive declares ``derived = DERIVED | {...}``.
+same value in every group. ``DERIVED`` splits ``betas``, and turns ``max_grad_norm`` into the flag ``clipped`` and
+``momentum`` into ``with_momentum``; a class with more to derive declares ``derived = DERIVED | {...}``.
 """
 
 from __future__ import annotations
@@ -38,26 +38,30 @@ Derive: TypeAlias = Callable[[Group], Any]
 class State:
     """A tensor that an optimizer keeps for each parameter.
 
-    ``initial``: zeros, or a copy of the parameter. ``by``: it has a value for each element. ``dtype_option``: the
+    ``initial``: zeros, ones, or a copy of the parameter. ``by``: it has a value for each element. ``dtype_option``: the
     option that names its dtype; None there means the parameter's own.
 
     What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
     such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
-    kept in a step. ``maximum_of``: the state whose running maximum it is.
+    kept in a step. ``maximum_of``: the state whose running maximum it is. ``subtracted_from``: the state that the rule
+    subtracts it, or its square, from.
     """
 
-    initial: Literal["zero", "param"] = "zero"
+    initial: Literal["zero", "one", "param"] = "zero"
     signed: bool = True
     by: Literal["element"] = "element"
     dtype_option: str = "state_dtype"
     decay: str | None = None
     maximum_of: str | None = None
+    subtracted_from: str | None = None
 
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
         here = local(param).detach()
         empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
-        return with_local(param, empty.copy_(here) if self.initial == "param" else empty.zero_())
+        if self.initial == "param":
+            return with_local(param, empty.copy_(here))
+        return with_local(param, empty.fill_(1.0 if self.initial == "one" else 0.0))
 
 
 def clips(group: Group) -> bool:
@@ -95,5 +99,6 @@ DERIVED: dict[str, Derive] = {
     "beta2": lambda group: group["betas"][1],
     "maximize": lambda group: group.get("maximize", False),
     "clipped": clips,
+    "with_momentum": lambda group: float(group["momentum"]) != 0,
     "max_grad_norm": largest_norm,
 }

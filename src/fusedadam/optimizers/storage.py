@@ -1,8 +1,9 @@
 """Which format each role is kept in: what ``storage=`` asks for, and what a state and a parameter allow.
 
 What a role may be kept in follows from what its state declares: whether it is signed, how slowly it decays, whether
-another state is its running maximum, whether it is a copy of the parameter. What a parameter may be kept in follows
-from its dtype and its shape as a whole, never from a shard: another mesh must not change the precision.
+another state is its running maximum or is subtracted from it, whether it is a copy of the parameter. What a parameter
+may be kept in follows from its dtype and its shape as a whole, never from a shard: another mesh must not change the
+precision.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ PRESETS = {
 EXACT = PRESETS["exact"]
 SMALLEST = 4096  # elements of a parameter whose states are kept in 8 bits
 SLOWEST = 0.99  # decay of a signed average in 8 bits: above it, the noise drowns the average
+# By what a state declares about another one: why both stay float32
+NEED_FLOAT32 = {
+    "maximum_of": "the maximum of a rounded average only grows",
+    "subtracted_from": "the difference of two rounded averages is mostly rounding error",
+}
 OTHER_DTYPES = ("state_dtype", "ema_dtype")  # options that ``storage`` takes the place of
 
 
@@ -103,7 +109,7 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
         )
     asked = {role: _asked(storage, role, states) for role in roles}
     titles, reasons = dict(asked), dict[str, str]()
-    _keep_maxima_wide(storage, titles, reasons, states)
+    _keep_related_states_wide(storage, titles, reasons, states)
     _keep_slow_averages_wide(storage, titles, reasons, optimizer, group)
     why = _not_eligible(param, [format_of(title, role, states) for role, title in titles.items()])
     if why is not None:
@@ -159,17 +165,22 @@ def _asked(storage: Any, role: str, states: States) -> str:
     return PRESETS[storage][kind] if isinstance(storage, str) else storage.get(role, EXACT[kind])
 
 
-def _keep_maxima_wide(storage: Storage, titles: dict[str, str], reasons: dict[str, str], states: States) -> None:
-    for role in [role for role in titles if role in states and states[role].maximum_of is not None]:
-        for each in (role, states[role].maximum_of):
-            if each not in titles or titles[each] == "float32":
-                continue
-            if not isinstance(storage, str):
-                raise ValueError(
-                    f"storage[{each!r}]={titles[each]!r} cannot be used with {role}: the maximum of a rounded average "
-                    f"only grows; use 'float32', or leave {each!r} out"
-                )
-            titles[each], reasons[each] = "float32", "the maximum of a rounded average only grows"
+def _keep_related_states_wide(
+    storage: Storage, titles: dict[str, str], reasons: dict[str, str], states: States
+) -> None:
+    """Keeps both of two states as float32 if one is computed with, or used with, the other so that noise would stay."""
+    for role in [role for role in titles if role in states]:
+        for relation, why in NEED_FLOAT32.items():
+            other = getattr(states[role], relation)
+            for each in (role, other) if other is not None else ():
+                if each not in titles or titles[each] == "float32":
+                    continue
+                if not isinstance(storage, str):
+                    raise ValueError(
+                        f"storage[{each!r}]={titles[each]!r} cannot be used with {role}: {why}; use 'float32', or "
+                        f"leave {each!r} out"
+                    )
+                titles[each], reasons[each] = "float32", why
 
 
 def _keep_slow_averages_wide(

@@ -82,8 +82,9 @@ def arrays_of(
         if value is not None:
             local(made).copy_(value)
         return {role: made}
-    if value is None and declared.initial == "param":
-        value = weight_of(param, before)
+    if value is None and declared.initial != "zero":
+        is_copy = declared.initial == "param"
+        value = weight_of(param, before) if is_copy else torch.ones_like(local(param.detach()), dtype=torch.float32)
     return stored(role, param, FORMATS[fmt], value)
 
 

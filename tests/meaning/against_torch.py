@@ -1,0 +1,67 @@
+"""Trains one of ours and its counterpart in torch.optim alike, and compares parameters and states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import F32, F64
+
+SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2)]
+
+
+def parameters(dtype: torch.dtype = F64, device: str = "cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype).to(device)) for s in SHAPES]
+
+
+def train(optimizer: torch.optim.Optimizer, steps: int = 20, start: int = 0) -> torch.optim.Optimizer:
+    """Gradients that change in size, and that some parameters lack now and then."""
+    for step in range(start, start + steps):
+        generator = torch.Generator().manual_seed(step)
+        for k, p in enumerate(params_of(optimizer)):
+            grad = torch.randn(p.shape, generator=generator, dtype=F64).to(p) * 10 ** (-step % 3)
+            p.grad = None if step % 5 == k else grad
+        optimizer.step()
+    return optimizer
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def both(
+    ours: Any, theirs: Any, place: tuple[str, str], options: dict[str, Any], other: dict[str, Any]
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Ours and theirs, in float64, with two groups; ``other``: the options of the second."""
+    device, backend = place
+    made = []
+    for cls, own in ((ours, {"backend": backend}), (theirs, {"foreach": False})):
+        params = parameters(device=device)
+        made.append(cls([{"params": params[:2]}, {"params": params[2:], **other}], **options, **own))
+    return made[0], made[1]
+
+
+def assert_equal(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    """All that torch keeps, to what float64 rounds."""
+    for p, q in zip(params_of(ours), params_of(theirs), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-11, atol=1e-13)
+        assert ours.state[p].keys() - {"step"} == theirs.state[q].keys() - {"step"}
+        for name, value in theirs.state[q].items():
+            torch.testing.assert_close(ours.state[p][name], value, rtol=1e-11, atol=1e-13)
+
+
+def assert_as_close_to_float64(ours: Any, theirs: Any, place: tuple[str, str], options: dict[str, Any]) -> None:
+    """In float32, ours is as far from float64 as torch's is."""
+    device, backend = place
+    exact, mine, torchs = parameters(F64), parameters(F32, device), parameters(F32, device)
+    with torch.no_grad():
+        for p, q in zip(exact, mine, strict=True):
+            p.copy_(q)  # the same start, to the bit
+    train(theirs(exact, foreach=False, **options))
+    train(ours(mine, backend=backend, **options))
+    train(theirs(torchs, foreach=False, **options))
+    off = [max((p.cpu() - e).abs().max().item() for p, e in zip(ps, exact, strict=True)) for ps in (mine, torchs)]
+    assert off[0] <= 1.5 * off[1] + 1e-7

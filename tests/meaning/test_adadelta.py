@@ -1,0 +1,28 @@
+"""The formula of Adadelta, against torch.optim."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusedadam
+from tests.meaning.against_torch import assert_as_close_to_float64, assert_equal, both, train
+from tests.support import QUICK_PLACES
+
+OPTIONS = {"lr": 0.5, "weight_decay": 0.1}
+FLAGS = [{}, {"maximize": True}, {"rho": 0.5, "eps": 1e-3}, {"rho": 0.0}, {"rho": 1.0}]
+
+
+@pytest.mark.parametrize("place", QUICK_PLACES)
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_equals_torch_in_float64(flags, place):
+    other = {"lr": 1.0, "rho": 0.8, "weight_decay": 0.3}
+    ours, theirs = both(fusedadam.Adadelta, torch.optim.Adadelta, place, {**OPTIONS, **flags}, other)
+    train(ours)
+    train(theirs)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("place", QUICK_PLACES)
+def test_is_as_close_to_float64_as_torch_is_in_float32(place):
+    assert_as_close_to_float64(fusedadam.Adadelta, torch.optim.Adadelta, place, OPTIONS)
