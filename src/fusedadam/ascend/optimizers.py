@@ -8,28 +8,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import required
 
 from fusedadam import checks
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.ema_adamw import EmaAdamW
+from fusedadam.optimizers.lamb import Lamb
+from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
+from fusedadam.optimizers.sgd import SGD
 
 __all__ = [
     "FusedEmaAdamW",
     "FusedTorchAdamW",
     "MindSpeedAdamW",
+    "NpuFusedAdadelta",
     "NpuFusedAdam",
     "NpuFusedAdamP",
     "NpuFusedAdamW",
     "NpuFusedBertAdam",
+    "NpuFusedLamb",
     "NpuFusedOptimizerBase",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
 ]
 
 UNGIVEN_B2 = float("0.99")  # recognised by being this very object
+LAMBS_WEIGHT_NORM = 10.0  # torch_npu clamps a parameter's norm to it
 
 
 class NpuFusedOptimizerBase(torch.optim.Optimizer):
@@ -166,6 +177,107 @@ def _warn_about_b2() -> None:
         "code that the page cites use 0.999. Pass b2=0.999 for their results, or b2=0.99 to keep the page's.",
         stacklevel=6,  # where the optimizer is made
     )
+
+
+class NpuFusedSGD(NpuFusedOptimizerBase, SGD):
+    """torch_npu's name for :class:`fusedadam.SGD`. ``lr`` must be given, here or in every group.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedSGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    options = SGD.options | {"lr": checks.unless(required, checks.number)}  # torch names the group that has none
+
+    def __init__(
+        self, params: Params, lr: float = required, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov)
+
+
+class NpuFusedAdadelta(NpuFusedOptimizerBase, Adadelta):
+    """torch_npu's name for :class:`fusedadam.Adadelta`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedAdadelta(model.parameters(), rho=0.95)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
+
+
+class NpuFusedRMSprop(NpuFusedOptimizerBase, RMSprop):
+    """torch_npu's name for :class:`fusedadam.RMSprop`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedRMSprop(model.parameters(), momentum=0.9, centered=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0,
+        momentum: float = 0, centered: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
+        )  # fmt: skip
+
+
+class NpuFusedRMSpropTF(NpuFusedOptimizerBase, RMSpropTF):
+    """torch_npu's name for :class:`fusedadam.RMSpropTF`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedRMSpropTF(model.parameters(), momentum=0.9)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, alpha: float = 0.9, eps: float = 1e-10, weight_decay: float = 0,
+        momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False, lr_in_momentum: bool = True,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
+            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum,
+        )  # fmt: skip
+
+
+class NpuFusedLamb(NpuFusedOptimizerBase, Lamb):
+    """torch_npu's Lamb: :class:`fusedadam.Lamb` without bias correction, and with a weight norm of at most 10.
+
+    Args:
+        adam: a trust ratio of 1
+        use_global_grad_norm: divide the gradients by the norm of all of them together where that is above 1
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedLamb(model.parameters(), weight_decay=0.01, use_global_grad_norm=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    fixed = {"bias_correction": False}
+    derived = Lamb.derived | {"max_weight_norm": lambda group: LAMBS_WEIGHT_NORM}
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0, adam: bool = False, use_global_grad_norm: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, adam=adam,
+            use_global_grad_norm=use_global_grad_norm,
+        )  # fmt: skip
 
 
 class MindSpeedAdamW(AdamW):

@@ -2,14 +2,30 @@ from typing import Any
 
 from fusedadam.ascend import missing
 from fusedadam.ascend.optimizers import (
+    NpuFusedAdadelta,
     NpuFusedAdam,
     NpuFusedAdamP,
     NpuFusedAdamW,
     NpuFusedBertAdam,
+    NpuFusedLamb,
     NpuFusedOptimizerBase,
+    NpuFusedRMSprop,
+    NpuFusedRMSpropTF,
+    NpuFusedSGD,
 )
 
-__all__ = ["NpuFusedAdam", "NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam", "NpuFusedOptimizerBase"]
+__all__ = [
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
+    "NpuFusedAdamP",
+    "NpuFusedAdamW",
+    "NpuFusedBertAdam",
+    "NpuFusedLamb",
+    "NpuFusedOptimizerBase",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
+]
 
 
 def __getattr__(name: str) -> Any:
