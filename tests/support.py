@@ -17,10 +17,14 @@ from fusedadam.cli.verify.judge import ulp
 from fusedadam.clipping import clip
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.member import Member
+from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
+from fusedadam.optimizers.lamb import lamb
+from fusedadam.optimizers.rmsprop import rmsprop
+from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, Rule
 from fusedadam.tensors.formats import compute_dtype
 
@@ -74,6 +78,11 @@ EMA = {**ADAM, "ema_decay": 0.99, "ema_warmup": 0.0, "bias_correction": 1.0}
 ADAMP = {**ADAM, "delta": 0.1, "wd_ratio": 0.1}
 BERT = {"lr": 1e-2, "b1": 0.9, "b2": 0.99, "e": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.5}
 BERT |= {"warmup": -1, "t_total": -1, "schedule": "warmup_linear"}
+SGD = {"lr": 1e-2, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1, "max_grad_norm": 1.5}
+RMSPROP = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "max_grad_norm": 1.5}
+RMSPROP |= {"lr_in_momentum": 1.0}
+ADADELTA = {"lr": 0.5, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.5}
+LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
 
 
 @dataclass(frozen=True)
@@ -96,14 +105,37 @@ def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator
         yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options)
 
 
-# rules of one stage, and rules that sum
-CASES = [*all_flags(adam, ADAM, clipped=False), *all_flags(ema_adam, EMA, clipped=False)]
+def with_flags(rule: Rule, options: Mapping[str, Any], *on: str) -> Case:
+    return Case(rule, {name: name in on for name in rule.flags}, options)
+
+
+# rules of one stage, and rules that sum; of those with many flags, the choices that the exhaustive tests add
+CASES = [
+    *all_flags(adam, ADAM, clipped=False),
+    *all_flags(ema_adam, EMA, clipped=False),
+    with_flags(sgd, SGD, "with_momentum", "nesterov"),
+    with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
+    with_flags(adadelta, ADADELTA),
+]
+MORE_CASES = [
+    case
+    for case in (
+        *all_flags(sgd, SGD, clipped=False),
+        *all_flags(rmsprop, RMSPROP, clipped=False),
+        *all_flags(adadelta, ADADELTA, clipped=False),
+    )
+    if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
+]
+EVERY_CASE = [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE_CASES)]
 ALL_ADAMP = list(all_flags(adamp, ADAMP))
 SUMMING = [
     *(ALL_ADAMP[k] for k in (0, 3, 5, 6)),  # every pair of flags
     *all_flags(adam, ADAM, clipped=True, maximize=False),
     *all_flags(ema_adam, EMA, clipped=True),
     *(Case(bert_adam, {**dict.fromkeys(bert_adam.flags, False), f"clip_{own}": True}, BERT) for own in CLIPS),
+    with_flags(lamb, LAMB),
+    with_flags(lamb, LAMB, "use_global_grad_norm", "maximize"),
+    with_flags(rmsprop, RMSPROP, "clipped", "with_momentum"),
     *(
         Case(clip, {**dict.fromkeys(clip.flags, False), "scaled": True, **norm}, {"max_norm": 1.5, "order": 3.0})
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
@@ -120,9 +152,11 @@ def draw(
     roles = []
     for shape in shapes:
         values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
-        for role in ("param", "grad", "exp_avg", "ema_params"):
+        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer"):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
+        if "grad_avg" in values:  # a variance of about 1, which is what is left of the two averages
+            values["square_avg"] += 1 + values["grad_avg"] ** 2
         roles.append({r: v.to(d) for (r, v), d in zip(values.items(), itertools.cycle(dtypes))})
     return roles
 

@@ -14,7 +14,7 @@ import fusedadam
 from fusedadam import clipping, functional, in_backward, schedules
 from fusedadam.ascend import aclnn, apply_adam, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
-from fusedadam.optimizers import adamp, adamw, bert_adam, ema_adamw
+from fusedadam.optimizers import adadelta, adamp, adamw, bert_adam, ema_adamw, lamb, rmsprop, sgd
 from tests.support import BF16, F32, F64, PLACES
 
 ROOT = Path(__file__).parents[1]
@@ -108,8 +108,8 @@ def test_no_block_is_left_out():
         assert name.rpartition("/")[2] in (ROOT / test).read_text(encoding="utf-8")
 
 
-DOCUMENTED = [adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, schedules]
-DOCUMENTED += [aclnn, apply_adam, ascend_optimizers, operators]
+DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
+DOCUMENTED += [sgd, aclnn, apply_adam, ascend_optimizers, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

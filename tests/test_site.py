@@ -22,7 +22,7 @@ import reference
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/fusedadam"
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
-OPTIMIZERS = ["AdamW", "Adam", "AdamP", "BertAdam", "EmaAdamW"]
+OPTIMIZERS = [name for name in fusedadam.__all__ if isinstance(getattr(fusedadam, name), type)]
 
 
 def test_the_site_builds_and_is_complete_in_itself(tmp_path):
@@ -41,7 +41,8 @@ def test_the_site_builds_and_is_complete_in_itself(tmp_path):
         assert not re.findall(r"<p>[^<]*\n(?:- |\d+\. |\|)", text), name
     for style in tmp_path.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", style.read_text("utf-8")), style.name
-    for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw"):
+    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb")
+    for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw", *own):
         assert "<math" in pages[f"optimizers/{name}.html"]
     assert "class Transformer" in re.sub(r"<[^>]+>", "", pages["examples.html"])
 
@@ -86,6 +87,13 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
         ("BertAdam", {}, (8,), (torch.float32, None), 8 * 4, 2 * 4),
         ("AdamP", {}, (8, 8), (torch.float32, None), (6 + 4) * 4, 2 * 4),
         ("AdamP", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("SGD", {}, (8,), (torch.float32, None), 3 * 4, 0),
+        ("SGD", {"momentum": 0.9}, (8,), (torch.float32, None), 5 * 4, 4),
+        ("RMSprop", {}, (8,), (torch.float32, None), 5 * 4, 4),
+        ("RMSpropTF", {"momentum": 0.9, "centered": True}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
+        ("Adadelta", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("Lamb", {"adam": True}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("Lamb", {}, (8,), (torch.float32, None), (6 + 4) * 4, 2 * 4),
     ],
 )
 def test_what_a_step_moves_and_keeps(name, options, shape, dtypes, moved, kept):

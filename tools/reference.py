@@ -55,6 +55,17 @@ VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
     "AdamP": [("matrices, convolutions", {}, (8, 8)), ("with `nesterov=True`", {"nesterov": True}, (8, 8)),
               ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8, 8)), ("biases, other vectors", {}, (8,))],
     "BertAdam": [("default options", {}, (8,)), ("`max_grad_norm=None`", {"max_grad_norm": None}, (8,))],
+    "SGD": [("`momentum=0.9`", {"momentum": 0.9}, (8,)), ("default options", {}, (8,)),
+            ("`momentum=0.9`, `max_grad_norm=1.0`", {"momentum": 0.9, "max_grad_norm": 1.0}, (8,))],
+    "RMSprop": [("default options", {}, (8,)), ("`momentum=0.9`", {"momentum": 0.9}, (8,)),
+                ("`momentum=0.9, centered=True`", {"momentum": 0.9, "centered": True}, (8,)),
+                ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "RMSpropTF": [("`momentum=0.9`", {"momentum": 0.9}, (8,)), ("default options", {}, (8,)),
+                  ("`momentum=0.9, centered=True`", {"momentum": 0.9, "centered": True}, (8,)),
+                  ("`momentum=0.9, max_grad_norm=1.0`", {"momentum": 0.9, "max_grad_norm": 1.0}, (8,))],
+    "Adadelta": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "Lamb": [("default options", {}, (8,)), ("`adam=True`", {"adam": True}, (8,)),
+             ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
 }  # fmt: skip
 
 

@@ -37,6 +37,9 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "BertAdam": (fusedadam.BertAdam, {"lr": 0.01, "warmup": 0.25, "t_total": 20, "schedule": "warmup_cosine"}),
     "BertAdam clip=group": (fusedadam.BertAdam, {"lr": 0.01, "clip": "group", "max_grad_norm": 0.1}),
     "EmaAdamW": (fusedadam.EmaAdamW, {"lr": 0.01, "ema_dtype": F32}),
+    "SGD nesterov": (fusedadam.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    "RMSpropTF centered": (fusedadam.RMSpropTF, {"lr": 0.01, "momentum": 0.9, "centered": True}),
+    "Lamb": (fusedadam.Lamb, {"lr": 0.01, "max_weight_norm": 2.0}),
     "EmaAdamW bf16 states": (fusedadam.EmaAdamW, {"lr": 0.01, "state_dtype": BF16, "max_grad_norm": 0.5}),
 }
 

@@ -13,6 +13,7 @@ from tests.support import (
     BF16,
     CASES,
     DTYPES,
+    EVERY_CASE,
     F16,
     F32,
     F64,
@@ -35,36 +36,39 @@ def check(case, place, dtypes, shapes=SHAPES, seed=0, scale=1.0):
     roles = draw(case, shapes, dtypes, seed)
     for own in roles:
         own["param"] *= scale
-    results, expected, updates = apply(case, roles, place), exact(case, roles), sizes_of_updates(case, roles)
-    for before, result, want, update in zip(roles, results, expected, updates, strict=True):
+    results, expected, sizes = apply(case, roles, place), exact(case, roles), sizes_of_terms(case, roles)
+    for before, result, want, terms in zip(roles, results, expected, sizes, strict=True):
+        update = terms["param"]
         for role, value in want.items():
             size = torch.maximum(before[role].double().abs(), value.abs())
             if role in ("param", "ema_params"):
                 size = torch.maximum(torch.maximum(size, before["param"].double().abs()), 2 * update)
+            elif role in ("momentum_buffer", "acc_delta"):  # what is added is as large, and has been rounded before
+                size = 2 * (before[role].double().abs() + value.abs() + terms[role])
             else:  # a moment's errors go by its parts
                 part = before["grad"].double().abs() + case.options["weight_decay"] * before["param"].double().abs()
-                size = torch.maximum(size, part if role == "exp_avg" else part * part)
+                size = torch.maximum(size, part if role in ("exp_avg", "grad_avg") else part * part)
             assert_rounded(result[role], value, size, compute_of(before), f"{case.id} {role}")
         assert torch.equal(result["grad"], before["grad"]), "the gradient is read, never written"
 
 
-def sizes_of_updates(case, roles):
-    """How large updates would be if first moment and gradient did not cancel: what their rounding errors go by."""
+def sizes_of_terms(case, roles):
+    """How large results would be if first moment and gradient did not cancel: what their rounding errors go by."""
     positive = [{r: t.abs() * (r != "param") for r, t in own.items()} for own in roles]
     for own in positive:
         own["grad"] = -own["grad"] if case.flags.get("maximize") else own["grad"]
-    return [own["param"].abs() for own in exact(case, positive)]
+    return [{role: value.abs() for role, value in own.items()} for own in exact(case, positive)]
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda c: c.id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_rule_and_flag_in_one_dtype(case, place, dtype):
     check(case, place, [dtype])
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda c: c.id)
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
 def test_parameters_that_are_zero_tiny_or_huge_beside_their_updates(case, place, scale):
     check(case, place, [F32], [(20000,)], scale=scale)
@@ -118,7 +122,7 @@ def test_every_size_to_4097(place, dtype):
     check(CASES[1], place, [dtype], [(n,) for n in sizes])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda c: c.id)
 def test_all_backends_give_the_same_bits(case):
     """Nothing is approximated or contracted anywhere, so a GPU and a CPU agree to the last bit."""
     places = [p.values[0] for p in PLACES if not any(m.name == "gpu" for m in p.marks) or torch.cuda.is_available()]

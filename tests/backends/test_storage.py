@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from fusedadam import Adam, AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSpropTF
 from tests.support import PLACES
 
 BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
@@ -21,7 +21,13 @@ RULES = {
     "AdamP": AdamP,
     "BertAdam": BertAdam,
     "EmaAdamW": functools.partial(EmaAdamW, ema_decay=0.9),
+    "SGD": functools.partial(SGD, momentum=0.9),
+    "RMSpropTF": functools.partial(RMSpropTF, momentum=0.9),
+    "centered": functools.partial(RMSpropTF, momentum=0.9, centered=True),
+    "Adadelta": Adadelta,
+    "Lamb": Lamb,
 }
+FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb")  # the quick tests ask about 8 bits, and not the interpreter
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):
@@ -55,6 +61,7 @@ def cases():
         for storage in ("exact", "16bit", "8bit"):
             for place in (p for p in PLACES if p.id != "cpu-eager"):
                 slow = place.id == "cpu-triton" and name in ("AdamP", "BertAdam", "clipped") and storage != "8bit"
+                slow = slow or (name in FEW and (storage != "8bit" or place.id == "cpu-triton"))
                 marks = [*place.marks, *([pytest.mark.exhaustive] if slow else [])]
                 yield pytest.param(name, storage, *place.values, id=f"{name}-{storage}-{place.id}", marks=marks)
 

@@ -56,6 +56,7 @@ def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.
 def test_every_optimizer_of_ours_is_measured() -> None:
     assert list(contestants.optimizers())[:2] == ["AdamW", "Adam"]
     assert {AdamW, EmaAdamW, AdamP, BertAdam} < set(contestants.optimizers().values())
+    assert contestants.optimizers().keys() == contestants.PEERS.keys() == contestants.OPTIONS.keys()
 
 
 def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:

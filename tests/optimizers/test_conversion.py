@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import warnings
 
@@ -117,6 +118,88 @@ def test_ours_goes_on_in_torch(cls, flags, amsgrad):
     for optimizer in (ours, theirs):
         train(optimizer, 3, start=DONE)
     assert_same(ours, theirs, **CLOSE)
+
+
+REST = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.3, "maximize": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adadelta", {}),
+]
+HOW = [{}, {"foreach": True}, {"fused": True}]
+REST_AND_HOW = [
+    pytest.param(name, flags, how, id=f"{name}-{flags}-{how}")
+    for (name, flags), how in itertools.product(REST, HOW)
+    if name == "SGD" or "fused" not in how  # torch's others have no such option
+]
+
+
+@pytest.mark.parametrize(("name", "flags", "how"), REST_AND_HOW)
+def test_torchs_others_go_on(name, flags, how):
+    """SGD's states have no count of steps, of which it needs to know only whether the first was taken."""
+    original = train(getattr(torch.optim, name)(leaves(dtypes=[F64]), lr=0.05, weight_decay=0.1, **flags, **how), DONE)
+    params = [torch.nn.Parameter(p.detach().clone()) for p in params_of(original)]
+    ours = getattr(fusedadam, name)(params)
+    ours.load_state_dict(copy.deepcopy(original.state_dict()))
+    for optimizer in (original, ours):
+        train(optimizer, 3, start=DONE)
+    without_step = [[{n: v for n, v in s.items() if n != "step"} for s in tensors(o)[1]] for o in (ours, original)]
+    assert_same(*without_step, **CLOSE)
+    assert_same(tensors(ours)[0], tensors(original)[0], **CLOSE)
+
+
+@pytest.mark.parametrize(("name", "flags", "how"), REST_AND_HOW)
+def test_our_others_go_on_in_torch(name, flags, how):
+    ours = train(getattr(fusedadam, name)(leaves(dtypes=[F64]), lr=0.05, weight_decay=0.1, **flags, **how), DONE)
+    theirs = getattr(torch.optim, name)([torch.nn.Parameter(p.detach().clone()) for p in params_of(ours)], **how)
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for optimizer in (ours, theirs):
+        train(optimizer, 3, start=DONE)
+    assert_same(tensors(ours)[0], tensors(theirs)[0], **CLOSE)
+
+
+def test_a_momentum_buffer_of_none_has_not_begun():
+    """As older versions of torch saved it without momentum. The first step of ours is then the first of all."""
+    original = torch.optim.SGD(leaves(dtypes=[F64]), lr=0.05, momentum=0.9, dampening=0.3)
+    given = copy.deepcopy(original.state_dict())
+    given["state"] = {0: {"momentum_buffer": None}, 1: {"momentum_buffer": torch.ones(7, dtype=F64)}}
+    ours = fusedadam.SGD([torch.nn.Parameter(p.detach().clone()) for p in params_of(original)])
+    ours.load_state_dict(given)
+    original.load_state_dict(copy.deepcopy(given))
+    assert [len(ours.state.get(p, {})) for p in params_of(ours)] == [0, 2, 0, 0]
+    for optimizer in (original, ours):
+        train(optimizer, 3)
+    assert_same(tensors(ours)[0], tensors(original)[0], **CLOSE)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.0, 0.9)])
+def test_momentum_that_was_just_switched_is_saved_and_loaded(before, after):
+    ours = train(fusedadam.SGD(leaves(), momentum=before), DONE)
+    ours.param_groups[0]["momentum"] = after
+    other = fusedadam.SGD([torch.nn.Parameter(p.detach().clone()) for p in params_of(ours)])
+    other.load_state_dict(copy.deepcopy(ours.state_dict()))
+    assert_same(train(other, 2, start=DONE), train(ours, 2, start=DONE))
+
+
+@pytest.mark.parametrize(("saved", "loading"), [("RMSprop", "RMSpropTF"), ("RMSpropTF", "RMSprop")])
+def test_the_two_rmsprops_are_told_apart(saved, loading):
+    given = train(getattr(fusedadam, saved)(leaves()), DONE).state_dict()
+    optimizer = train(getattr(fusedadam, loading)(leaves()), 1)
+    before = everything(optimizer)
+    with pytest.raises(ValueError, match="options of another optimizer"):
+        optimizer.load_state_dict(given)
+    assert_unchanged(optimizer, before)
+
+
+def test_a_buffer_that_is_not_used_is_checked_all_the_same():
+    given = train(fusedadam.SGD(leaves(), momentum=0.9), DONE).state_dict()
+    given["param_groups"][0]["momentum"] = 0.0
+    given["state"][0]["momentum_buffer"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="is it another model's"):
+        fusedadam.SGD(leaves()).load_state_dict(given)
 
 
 # the adamp package

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import Adam, AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSprop, RMSpropTF
 from fusedadam.optimizers import storage
+from fusedadam.optimizers.stored import value_of
 
 BF16, F32, F16, F64 = torch.bfloat16, torch.float32, torch.float16, torch.float64
 
@@ -29,7 +30,12 @@ def stepped(make, dtype, shape=(64, 128)):
 @pytest.mark.parametrize(
     ("cls", "options", "dtype", "expected"),
     [
-        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam)),
+        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb)),
+        (SGD, {}, BF16, (4, 4, 3)),
+        (SGD, {"momentum": 0.9}, BF16, (8, 6, 4.03125)),
+        *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF)),
+        *((cls, {"momentum": 0.9}, BF16, (12, 8, 5.0625)) for cls in (RMSprop, RMSpropTF)),
+        *((cls, {"momentum": 0.9, "centered": True}, BF16, (16, 14, 12.03125)) for cls in (RMSprop, RMSpropTF)),
         (EmaAdamW, {}, BF16, (16, 12, 8.0625)),
         (AdamW, {"amsgrad": True}, BF16, (16, 14, 12.03125)),
         (AdamW, {}, F32, (12, 8, 6.0625)),
@@ -143,3 +149,27 @@ def test_groups_may_differ_and_storage_may_change():
     assert optimizer.state[params[0]]["exp_avg"].dtype == F32
     assert optimizer.state[params[0]]["param_low"].dtype == torch.int16
     assert "exp_avg_codes" not in optimizer.state[params[0]]
+
+
+@pytest.mark.parametrize("cls", [RMSprop, RMSpropTF])
+def test_states_that_are_subtracted_stay_float32(cls):
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
+    for preset in ("8bit", "16bit"):
+        chosen = formats(cls, param, storage=preset, centered=True)
+        assert (chosen.formats["square_avg"], chosen.formats["grad_avg"]) == ("f32", "f32")
+        assert "rounding error" in chosen.reasons["square_avg"]
+        assert formats(cls, param, storage=preset).formats["square_avg"] != "f32"
+    for role in ("square_avg", "grad_avg"):
+        with pytest.raises(ValueError, match=rf"storage\['{role}'\]='bf16' cannot be used with grad_avg"):
+            cls([param], storage={role: "bf16"}, centered=True)
+    assert formats(cls, param, storage={"square_avg": "bf16"}).formats["square_avg"] == "bf16_stochastic"
+
+
+@pytest.mark.parametrize("kept", ["exact", "16bit", "8bit", {"square_avg": "bf16"}, {"square_avg": "slice8"}], ids=str)
+@pytest.mark.parametrize("shape", [(64, 128), (5,)], ids=str)
+def test_a_state_may_begin_at_one_in_every_format(kept, shape):
+    param = torch.nn.Parameter(torch.zeros(shape, dtype=BF16))
+    param.grad = torch.zeros(shape, dtype=BF16)
+    optimizer = RMSpropTF([param], alpha=1.0, storage=kept)
+    optimizer.step()
+    assert torch.equal(value_of("square_avg", optimizer.state[param], optimizer.states).float(), torch.ones(shape))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma
+from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.base import FusedOptimizer
 
@@ -35,6 +35,11 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "EmaAdamW": ADAM,
     "AdamP": ADAM,
     "BertAdam": {"lr": 1e-3, "weight_decay": 1e-2, "max_grad_norm": 1.0, "warmup": 0.1, "t_total": 100_000},
+    "SGD": {"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4},
+    "RMSprop": {"lr": 1e-3, "alpha": 0.99, "eps": 1e-8, "weight_decay": 1e-4},
+    "RMSpropTF": {"lr": 1e-3, "alpha": 0.9, "eps": 1e-10, "weight_decay": 1e-5, "momentum": 0.9},
+    "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
+    "Lamb": {**ADAM, "eps": 1e-6},
 }
 
 
@@ -92,6 +97,14 @@ def _adams(name: str) -> list[Peer]:
     ]
 
 
+def _torchs(name: str, *implementations: str) -> list[Peer]:
+    """torch's own, the fastest first."""
+    torchs = getattr(torch.optim, name)
+    return [
+        Peer(f"torch-{how}", lambda params, how=how, **o: torchs(params, **{how: True}, **o)) for how in implementations
+    ]
+
+
 # The first peer of each is what people would use without us.
 PEERS: dict[str, list[Peer]] = {
     "AdamW": _adams("AdamW"),
@@ -102,6 +115,14 @@ PEERS: dict[str, list[Peer]] = {
         Peer("pytorch_optimizer", _from("pytorch_optimizer", "AdamP"), "pytorch_optimizer"),
     ],
     "BertAdam": [Peer("loop", BertAdamLoop)],
+    "SGD": _torchs("SGD", "fused", "foreach"),
+    "RMSprop": _torchs("RMSprop", "foreach"),
+    "RMSpropTF": [Peer("timm", _from("timm.optim", "RMSpropTF"), "timm")],
+    "Adadelta": _torchs("Adadelta", "foreach"),
+    "Lamb": [
+        Peer("loop", LambLoop),
+        Peer("apex", _from("apex.optimizers", "FusedLAMB", max_grad_norm=0.0, use_nvlamb=True), "apex", gpu_only=True),
+    ],
 }
 PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
 

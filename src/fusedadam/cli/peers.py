@@ -74,3 +74,33 @@ class BertAdamLoop(torch.optim.Optimizer):
         if group["t_total"] != -1:
             lr *= warmup_linear(state["step"] / group["t_total"], group["warmup"])
         param.add_(-lr * update)
+
+
+class LambLoop(torch.optim.Optimizer):
+    """Lamb as most packages have it: one parameter after the other, with a dozen torch operations."""
+
+    options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, {**self.options, **options})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    if not state:
+                        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+                    state["step"] += 1
+                    self.update(param, param.grad, state, group)
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        (beta1, beta2), step = group["betas"], state["step"]
+        exp_avg = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
+        exp_avg_sq = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        denominator = exp_avg_sq.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+        update = (exp_avg / (1 - beta1**step)).div_(denominator).add_(param, alpha=group["weight_decay"])
+        weight_norm, update_norm = param.norm(), update.norm()
+        ratio = torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)
+        param.sub_(update.mul_(group["lr"] * ratio))

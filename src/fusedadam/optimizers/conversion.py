@@ -39,7 +39,9 @@ class Names(NamedTuple):
     roles: Sequence[str]
     others: Mapping[str, str]  # our names of states that other optimizers call otherwise
     copies: Sequence[str]  # states that begin as copies of the parameters, at any time
+    optional: Sequence[str]  # states that an option switches on, at any time
     states: States
+    step_if_uncounted: float | None  # the step of a state that has none
 
 
 def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
@@ -69,7 +71,7 @@ def convert(
     names: Names,
 ) -> dict[str, Any]:  # fmt: skip
     """The state dict as our optimizer would have saved it. ``groups``: ours, merged with the ones to be loaded."""
-    saved_states = state_dict["state"]
+    saved_states = {key: _without_none(state) for key, state in state_dict["state"].items()}
     states: dict[Any, dict[str, Any]] = {}
     params: dict[Any, Tensor] = {}
     groups_of: dict[Any, Mapping[str, Any]] = {}
@@ -86,15 +88,18 @@ def convert(
             state = {names.others.get(name, name): value for name, value in saved_states[key].items()}
             if "step" not in state and "step" in saved_group:
                 state["step"] = saved_group["step"]  # apex and MindSpeed count by group
+            if "step" not in state and names.step_if_uncounted is not None:
+                state["step"] = names.step_if_uncounted
             needed = states_of(group, param)
             present = {role for role in (*names.roles, *KNOWN) if names_in(role, state)}
             copies = [name for name in needed if name in names.copies and name not in present]
             missing |= {*copies}
-            # a running maximum begins at zero, whenever amsgrad is switched on
-            required = [n for n in needed if n not in copies and (n in present or n != "max_exp_avg_sq")]
+            # what an option switches on begins then, such as a running maximum with amsgrad
+            required = [n for n in needed if n not in copies and (n in present or n not in names.optional)]
             if _is_at_zero(state):  # whatever is missing begins with the first step
                 required = [name for name in required if name in present]
-            _check(state, param, required, f"state {key!r}", names.optimizer, names.states)
+            kept = [*required, *(name for name in names.optional if name in present and name not in required)]
+            _check(state, param, kept, f"state {key!r}", names.optimizer, names.states)
             ours = {array for role in names.roles for array in names_in(role, state)}
             foreign |= {name for name in state if name not in (*ours, "step")}
             states[key] = {name: value for name, value in state.items() if name not in foreign}
@@ -130,6 +135,11 @@ def convert(
     return {**state_dict, "state": loaded, "param_groups": without_step}
 
 
+def _without_none(state: Any) -> Any:
+    """A saved state without what it only names: torch's SGD may have a momentum_buffer of None."""
+    return {name: value for name, value in state.items() if value is not None} if isinstance(state, Mapping) else state
+
+
 def _is_at_zero(state: Mapping[str, Any]) -> bool:
     step = state.get("step")
     if isinstance(step, Tensor):
@@ -152,7 +162,9 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
                 f"the state dict has {name}={given[name]!r}, which {whose} does not support; load it with an optimizer "
                 "that does"
             )
-    if ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours):
+    is_of_bert = ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours)
+    both_rmsprop = "alpha" in given and "alpha" in options  # torch's and TensorFlow's, with states of the same names
+    if is_of_bert or (both_rmsprop and ("lr_in_momentum" in given) != ("lr_in_momentum" in options)):
         have = ", ".join(sorted(given))
         raise ValueError(
             f"the state dict has the options of another optimizer than {whose} ({have}); load it with that one"

@@ -102,7 +102,15 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
         return loaded_as(param, state, optimizer.storage_of(dict(group), param).formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
-    names = conversion.Names(name, optimizer.rule.roles, optimizer.also_called, copies, optimizer.states)
+    names = conversion.Names(
+        name,
+        optimizer.rule.roles,
+        optimizer.also_called,
+        copies,
+        optimizer.rule.optional_states,
+        optimizer.states,
+        optimizer.step_if_uncounted,
+    )
     return conversion.convert(state_dict, merged, states_of, stored, names)
 
 

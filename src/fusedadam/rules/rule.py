@@ -137,6 +137,12 @@ class Rule:
         """The arguments of ``scalars`` without ``step``."""
         return tuple(n for n in inspect.signature(self._scalars).parameters if n != "step")
 
+    @cached_property
+    def optional_states(self) -> tuple[str, ...]:
+        """The states that some flags leave out."""
+        always = [{*self.specialize(dict.fromkeys(self.flags, on)).states} for on in (False, True)]
+        return tuple(role for role in self.roles[2:] if not all(role in states for states in always))
+
     def scalars(self, step: Any, **options: Any) -> Mapping[str, Any]:
         """``step``: a number, or step counts on a device."""
         return self._scalars(step=Count(step) if isinstance(step, (int, float)) else step, **options)

@@ -31,7 +31,17 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "EmaAdamW": {"decoupled": (True, False), "max_grad_norm": (None, OF_ALL)},
     "AdamP": {"nesterov": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_SOME)},
     "BertAdam": {"clip": (None, *CLIPS), "maximize": (False, True)},
-}
+    "SGD": {"momentum": (None, "plain", "nesterov"), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
+    "RMSprop": {
+        "momentum": (None, 0.9), "centered": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
+    },
+    "RMSpropTF": {
+        "momentum": (None, 0.9), "centered": (False, True), "decoupled_decay": (False, True),
+        "max_grad_norm": (None, OF_ALL),
+    },
+    "Adadelta": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
+    "Lamb": {"clip": (None, "max_grad_norm", "global"), "adam": (False, True), "maximize": (False, True)},
+}  # fmt: skip
 # Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
 # flags; `--all` takes every combination.
 BY_HAND: dict[str, list[tuple[Any, ...]]] = {
@@ -56,6 +66,30 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         (None, True, (BF16, F32)), ("parameter", False, (F32, F32)), ("parameter", False, (F16, F16)),
         ("group", True, (BF16, BF16)), ("group", True, (F32, BF16)), ("all", False, (F64, F64)),
     ],
+    "SGD": [
+        (None, False, None, (F32, F32)), (None, False, None, (BF16, F32)), ("plain", True, None, (F16, F16)),
+        ("plain", True, None, (F32, BF16)), ("nesterov", False, None, (BF16, BF16)),
+        ("nesterov", False, OF_ALL, (F64, F64)),
+    ],
+    "RMSprop": [
+        (None, False, False, None, (F32, F32)), (None, False, False, None, (BF16, BF16)),
+        (0.9, True, True, None, (F64, F64)), (0.9, True, True, None, (BF16, F32)),
+        (0.9, False, False, OF_ALL, (F16, F16)), (0.9, False, False, OF_ALL, (F32, BF16)),
+    ],
+    "RMSpropTF": [
+        (0.9, False, False, None, (F32, F32)), (0.9, False, False, None, (F16, F16)),
+        (0.9, True, True, None, (BF16, F32)), (0.9, True, True, None, (F64, F64)),
+        (None, False, True, OF_ALL, (BF16, BF16)), (None, False, True, OF_ALL, (F32, BF16)),
+    ],
+    "Adadelta": [
+        (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F32, BF16)),
+        (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)), (True, OF_ALL, (F16, F16)),
+    ],
+    "Lamb": [
+        (None, False, False, (F32, F32)), (None, False, False, (BF16, F32)), (None, False, False, (F32, BF16)),
+        ("global", False, True, (BF16, BF16)), ("max_grad_norm", True, False, (F64, F64)),
+        ("max_grad_norm", True, False, (F16, F16)),
+    ],
 }  # fmt: skip
 # With ``storage=``. AdamP's kernels compile slowly: "exact" and "8bit" share some, "16bit" has its own (`--all`).
 STORED: dict[str, list[tuple[Any, ...]]] = {
@@ -64,6 +98,18 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "EmaAdamW": [(True, None, preset) for preset in PRESETS],
     "AdamP": [(False, False, None, preset) for preset in ("exact", "8bit")],
     "BertAdam": [(None, False, preset) for preset in PRESETS],
+    "SGD": [("plain", False, None, preset) for preset in PRESETS],
+    "RMSprop": [(0.9, False, False, None, preset) for preset in PRESETS],
+    "RMSpropTF": [(0.9, False, False, None, preset) for preset in PRESETS],
+    "Adadelta": [(False, None, preset) for preset in PRESETS],
+    "Lamb": [(None, False, False, preset) for preset in ("exact", "8bit")],
+}
+# What two groups of the optimizers without betas differ in
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "SGD": ({}, {}),
+    "RMSprop": ({"alpha": 0.96875}, {"alpha": 0.875}),
+    "RMSpropTF": ({"alpha": 0.96875}, {"alpha": 0.875, "lr_in_momentum": False}),
+    "Adadelta": ({"rho": 0.875}, {"rho": 0.75}),
 }
 SCALED = ("AdamW", "BertAdam")  # gradients are scaled in the first case in float16
 
@@ -100,6 +146,12 @@ class Case:
         options = {name: value for name, value in self.flags if value not in (None, False) or name == "decoupled"}
         if self.optimizer == "BertAdam":
             options["max_grad_norm"] = OF_SOME if "clip" in options else None
+        if self.optimizer == "Lamb":
+            clip = options.pop("clip", None)
+            options["max_grad_norm"] = OF_ALL if clip == "max_grad_norm" else None
+            options["use_global_grad_norm"] = clip == "global"
+        if self.optimizer == "SGD" and "momentum" in options:
+            options |= {"nesterov": options["momentum"] == "nesterov", "momentum": 0.9}
         return options if self.storage is None else {**options, "storage": self.storage}
 
     def make(self, params: Sequence[Tensor], backend: str) -> FusedOptimizer:
@@ -118,12 +170,18 @@ class Case:
         if self.optimizer == "BertAdam":
             common |= {"b1": beta1, "b2": beta2, "e": 1e-3 if self.state == F16 else 1e-6}
             return [common, *({**common, "schedule": s, "warmup": 0.4, "t_total": 6} for s in SCHEDULES)]
+        if self.optimizer in OTHERS:
+            eps = 1e-3 if self.state == F16 else 1e-6
+            first, second = OTHERS[self.optimizer]
+            first, second = ({"eps": eps, **own} if "alpha" in own or "rho" in own else own for own in (first, second))
+            return [{**common, **first}, {**common, "lr": 3e-3, "weight_decay": 0.02, **second}]
         # a second moment that underflows in float16 is 0, and only eps is left to divide by
         common |= {"betas": (beta1, beta2), "eps": 1e-3 if self.state == F16 else 1e-8}
         if self.optimizer == "EmaAdamW":
             others = {"ema_warmup": False, "bias_correction": False, "ema_decay": 0.75}
             return [{**common, "ema_decay": 0.9}, {**common, **others, "lr": 3e-3}]
-        return [common, {**common, "lr": 3e-3, "weight_decay": 0.02}]
+        other = {"bias_correction": False, "max_weight_norm": 10.0} if self.optimizer == "Lamb" else {}
+        return [common, {**common, "lr": 3e-3, "weight_decay": 0.02, **other}]
 
 
 def chosen(optimizers: Sequence[str], everything: bool) -> list[Case]:

@@ -23,6 +23,7 @@ EXPONENT = 0x7FF0000000000000  # of a float64
 Roles: TypeAlias = Mapping[str, Tensor]
 
 PROMISED = 2.0  # ulps of the compute dtype, by docs/numerics.md
+OVER_ALL = ("clipped", "clip_all", "use_global_grad_norm")  # flags that take the norm of all gradients
 OF_AVERAGES = 1.0  # in addition, since the error of the parameter enters its average
 
 
@@ -64,9 +65,9 @@ def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars
     expected = _exact(rule, clipped, scalars)
     if early:  # later stages read the stored, rounded values
         expected["param"] = _exact(rule, _leading_to(rule, clipped, after, early, scalars), scalars)["param"]
-    update = _size_of_update(rule, clipped, scalars)
+    terms = _sizes_of_terms(rule, clipped, scalars)
     for role in special.outputs:
-        size = _size(role, clipped, expected[role], update)
+        size = _size(role, clipped, expected[role], terms)
         if role == "param" and special.by_rows and size.dim() > 1:  # a projection mixes the elements of a row
             size = size.amax(tuple(range(1, size.dim())), keepdim=True).expand_as(size)
         allowed = PROMISED + OF_AVERAGES * (role == "ema_params")
@@ -98,7 +99,7 @@ def _clipped(members: Sequence[Member]) -> Iterator[Member]:
     def norm_of(member: Member) -> Any:
         if member.flags.get("clip_group"):
             return member.group
-        return "all" if member.flags.get("clipped") or member.flags.get("clip_all") else None
+        return "all" if any(member.flags.get(name) for name in OVER_ALL) else None
 
     squares: dict[Any, Tensor] = {}
     for member in members:
@@ -108,9 +109,11 @@ def _clipped(members: Sequence[Member]) -> Iterator[Member]:
         if norm_of(member) is None:
             yield member
             continue
-        limit = torch.tensor(float(member.options["max_grad_norm"]), dtype=F64)
-        grad = member.before["grad"].double() * clip_factor(squares[norm_of(member)].sqrt(), limit)
-        flags = {name: on and name not in ("clipped", "clip_all", "clip_group") for name, on in member.flags.items()}
+        norm, limit = squares[norm_of(member)].sqrt(), torch.tensor(float(member.options["max_grad_norm"]), dtype=F64)
+        divides = member.flags.get("use_global_grad_norm")
+        factor = 1 / norm.clamp_min(1.0) if divides else clip_factor(norm, limit)
+        grad = member.before["grad"].double() * factor
+        flags = {name: on and name not in (*OVER_ALL, "clip_group") for name, on in member.flags.items()}
         yield replace(member, before={**member.before, "grad": grad}, flags=flags)
 
 
@@ -126,23 +129,26 @@ def _leading_to(rule: Rule, member: Member, after: Roles, names: Sequence[str], 
     return replace(member, before={**member.before, **found})
 
 
-def _size_of_update(rule: Rule, member: Member, scalars: Roles) -> Tensor:
-    """The size of updates if first moment and gradient did not cancel: their rounding errors scale with it."""
+def _sizes_of_terms(rule: Rule, member: Member, scalars: Roles) -> Roles:
+    """The size of results if first moment and gradient did not cancel: their rounding errors scale with it. That of the
+    parameter is its update's."""
     roles = {name: value.double().abs() for name, value in member.before.items()}
     roles["param"] = torch.zeros_like(roles["param"])
     if member.flags.get("maximize"):
         roles["grad"] = -roles["grad"]
-    return _exact(rule, replace(member, before=roles), scalars)["param"].abs()
+    return {role: value.abs() for role, value in _exact(rule, replace(member, before=roles), scalars).items()}
 
 
-def _size(role: str, member: Member, expected: Tensor, update: Tensor) -> Tensor:
+def _size(role: str, member: Member, expected: Tensor, terms: Roles) -> Tensor:
     """The numbers whose ulps count: errors of a sum scale with its terms."""
     size = torch.maximum(member.before[role].double().abs(), expected.abs())
     param = member.before["param"].double().abs()
     if role in ("param", "ema_params"):
-        return torch.maximum(torch.maximum(size, param), 2 * update)
+        return torch.maximum(torch.maximum(size, param), 2 * terms["param"])
+    if role in ("momentum_buffer", "acc_delta"):  # what is added is as large, and has been rounded before
+        return 2 * (member.before[role].double().abs() + expected.abs() + terms[role])
     part = member.before["grad"].double().abs() + member.options["weight_decay"] * param
-    return torch.maximum(size, part if role == "exp_avg" else part * part)
+    return torch.maximum(size, part if role in ("exp_avg", "grad_avg") else part * part)
 
 
 def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: float, compute: torch.dtype) -> Verdict:
