@@ -192,8 +192,8 @@ class NpuFusedSGD(NpuFusedOptimizerBase, SGD):
     options = SGD.options | {"lr": checks.unless(required, checks.number)}  # torch names the group that has none
 
     def __init__(
-        self, params: Params, lr: float = required, momentum: float = 0.0, dampening: float = 0.0,
-        weight_decay: float = 0.0, nesterov: bool = False,
+        self, params: Params, lr: float = required,  # type: ignore[assignment]
+        momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
     ) -> None:  # fmt: skip
         SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov)
 
