@@ -6,7 +6,8 @@ A generated part is between two comments; the first says what to generate:
     ...
     <!-- end -->
 
-Formulas and arguments come from docstrings, memory traffic from the rules, and figures from docs/performance.md.
+Formulas and arguments come from docstrings, memory traffic from the rules, names of Ascend's packages from the
+stand-ins, and figures from docs/performance.md.
 `--check` writes nothing and fails if a document is out of date; the tests do the same.
 """
 
@@ -14,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,9 @@ from figures import ON_H200, figures, in_words
 
 import fusedadam
 from fusedadam import ascend
+from fusedadam.ascend import aclnn, amp, on_cpu
+from fusedadam.ascend import npu as npu_module
+from fusedadam.ascend.missing import REPLACEMENTS
 from fusedadam.optimizers.base import FusedOptimizer
 
 ROOT = Path(__file__).parents[1]
@@ -216,6 +223,54 @@ def rule(name: str) -> str:
     return f"```\n{text}\n```"
 
 
+# what scripts for Ascend find, from the stand-in packages
+
+
+def provided(package: str) -> str:
+    """A row for each name that a stand-in package exports."""
+    rows = ["| name | what it is here |", "|---|---|"]
+    with warnings.catch_warnings(), ascend.install("cpu"):
+        root = importlib.import_module(package)
+        inside = pkgutil.walk_packages(root.__path__, f"{package}.")
+        for module in (root, *(importlib.import_module(found.name) for found in inside)):
+            for name in getattr(module, "__all__", ()):
+                if not inspect.ismodule(getattr(module, name)):
+                    rows.append(f"| `{module.__name__}.{name}` | {_summary(getattr(module, name))} |")
+    return "\n".join(rows)
+
+
+def cann() -> str:
+    rows = ["| name | what it is here |", "|---|---|"]
+    names = [name for name in aclnn.__all__ if name.startswith("acl")]
+    return "\n".join([*rows, *(f"| `{name}` | {_summary(getattr(aclnn, name))} |" for name in names)])
+
+
+def npu() -> str:
+    """A row for each name of torch.npu where "npu" means the CPU."""
+    rows = ["| `torch.npu.` | on a GPU | on a CPU |", "|---|---|---|"]
+    ours = {name: value for module in (on_cpu, npu_module) for name, value in vars(module).items()}
+    for name, value in sorted(ours.items()):
+        is_own = getattr(value, "__module__", "") in (npu_module.__name__, on_cpu.__name__)
+        if is_own and not name.startswith("_"):
+            on_gpu = "the same" if name in vars(npu_module) else f"`torch.cuda.{name}`"
+            rows.append(f"| `{name}` | {on_gpu} | {_summary(value) or 'works'} |")
+    rows += [f"| `amp.{name}` | the same | {_summary(getattr(amp, name))} |" for name in amp.__all__]
+    compilers = "accepted, with one warning: it configures Ascend's compiler"
+    rows += [f"| `{name}` | the same | {compilers} |" for name in (*npu_module.SWITCHES, *npu_module.SETTINGS)]
+    return "\n".join(rows)
+
+
+def missing() -> str:
+    rows = ["| not provided | use instead |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {instead} |" for name, instead in REPLACEMENTS.items())])
+
+
+def _summary(value: Any) -> str:
+    """The first sentence of a docstring, without its full stop."""
+    first = re.sub(r"\s+", " ", (inspect.getdoc(value) or "").split("\n\n")[0])
+    return _markdown(re.split(r"\.(?: |$)", first)[0])
+
+
 # measured figures
 
 
@@ -232,7 +287,7 @@ def measured() -> str:
 
 
 PARTS: Mapping[str, Callable[..., str]] = {
-    made.__name__: made for made in (formula, arguments, cost, costs, rule, measured)
+    made.__name__: made for made in (formula, arguments, cost, costs, rule, provided, cann, npu, missing, measured)
 }
 
 if __name__ == "__main__":

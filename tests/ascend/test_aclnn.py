@@ -1,4 +1,4 @@
-"""CANN's two-phase call: the first phase checks, the second runs once; both return a status and never raise.
+"""CANN's two-phase calls: the first phase checks, the second runs once; both return a status and never raise.
 
 test_operators_errors.py has the errors of the first phase, together with those of the operators.
 """
@@ -13,10 +13,14 @@ import torch
 
 from fusedadam.ascend import (
     aclGetRecentErrMsg,
+    aclnnApplyAdamWV2,
+    aclnnApplyAdamWV2GetWorkspaceSize,
     aclnnApplyFusedEmaAdam,
     aclnnApplyFusedEmaAdamGetWorkspaceSize,
+    npu_apply_fused_adamw_v2,
     npu_apply_fused_ema_adamw,
 )
+from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from tests.support import BF16, F16, F32, Case, draw, pairwise
 from tests.test_checks import bits
@@ -24,6 +28,7 @@ from tests.test_checks import bits
 NULLPTR, INVALID = 161001, 161002
 NUMBERS = {"lr": 0.1, "emaDecay": 0.9, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weightDecay": 0.1}
 OURS = {"emaDecay": "ema_decay", "weightDecay": "weight_decay", "biasCorrection": "bias_correction"}
+ADAMW = Case(adam, {**dict.fromkeys(adam.flags, False), "amsgrad": True}, {})
 EMA = Case(ema_adam, dict.fromkeys(ema_adam.flags, False), {})
 
 
@@ -225,3 +230,61 @@ def test_reasons_are_each_threads_own():
     assert seen[0] is None
     assert "workspaceSize" in seen[1]
     assert "executor" in aclGetRecentErrMsg()
+
+
+# ApplyAdamWV2
+
+V2 = {"lr": 0.1, "beta1": 0.8, "beta2": 0.95, "weightDecay": 0.1, "eps": 1e-3}
+
+
+def adamw_tensors(dtype=F32, device="cpu"):
+    """In the order of the page: varRef, mRef, vRef, maxGradNormOptionalRef, grad."""
+    drawn = draw(ADAMW, [(3, 5)], (dtype,))[0]
+    return [drawn[role].to(device) for role in ("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "grad")]
+
+
+def run_v2(tensors, step, amsgrad=True, maximize=False, device="cpu"):
+    before = [bits(t) for t in (*(t for t in tensors if t is not None), step)]
+    status, size, executor = aclnnApplyAdamWV2GetWorkspaceSize(*tensors, step, *V2.values(), amsgrad, maximize)
+    assert status == 0
+    assert [bits(t) for t in (*(t for t in tensors if t is not None), step)] == before
+    return aclnnApplyAdamWV2(torch.empty(size, dtype=torch.uint8, device=device), size, executor, None)
+
+
+@pytest.mark.parametrize("step_dtype", [torch.int64, F32], ids=str)
+@pytest.mark.parametrize(("dtype", "amsgrad", "maximize"), pairwise((F32, F16, BF16), (True, False), (True, False)))
+def test_the_kernel_adds_one_to_the_step_and_is_otherwise_mindspeeds_operator(
+    dtype, amsgrad, maximize, step_dtype, device
+):
+    for done in (0, 4):
+        mine, expected = adamw_tensors(dtype, device), adamw_tensors(dtype, device)
+        step = torch.full((1,), done, dtype=step_dtype, device=device)
+        assert run_v2(mine, step, amsgrad, maximize, device) == 0
+        assert step.item() == done, "the count is only read"
+        var, m, v, largest, grad = expected
+        attributes = {{"weightDecay": "weight_decay"}.get(name, name): value for name, value in V2.items()}
+        npu_apply_fused_adamw_v2(var, grad, m, v, largest, done + 1, **attributes, amsgrad=amsgrad, maximize=maximize)
+        assert_equal(mine, expected)
+
+
+def test_without_amsgrad_the_maximum_may_be_missing():
+    mine, expected = adamw_tensors(), adamw_tensors()
+    mine[3] = None
+    assert run_v2(mine, torch.tensor([1]), amsgrad=False) == 0
+    assert run_v2(expected, torch.tensor([1]), amsgrad=False) == 0
+    assert torch.equal(mine[0], expected[0])
+
+
+def test_an_executor_of_v2_runs_once_and_reads_the_count_when_it_runs():
+    mine, expected, step = adamw_tensors(), adamw_tensors(), torch.tensor([0])
+    status, size, executor = aclnnApplyAdamWV2GetWorkspaceSize(*mine, step, *V2.values(), True, False)
+    assert status == 0
+    step.fill_(3)
+    workspace = torch.empty(size, dtype=torch.uint8)
+    assert aclnnApplyAdamWV2(workspace, size, executor, None) == 0
+    assert run_v2(expected, torch.tensor([3])) == 0
+    assert_equal(mine, expected)
+    assert aclnnApplyAdamWV2(workspace, size, executor, None) == INVALID
+    assert "executor has run already" in aclGetRecentErrMsg()
+    assert aclnnApplyAdamWV2(workspace, size, None, None) == NULLPTR
+    assert aclnnApplyAdamWV2(None, size, executor, None) == NULLPTR

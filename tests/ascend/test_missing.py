@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+from fusedadam.ascend import missing
+
 
 def of(module, name):
     """As `from module import name` does it."""
@@ -16,8 +18,12 @@ MISSING = {
     "torch_npu.npu_foo": (lambda: importlib.import_module("torch_npu").npu_foo, AttributeError),
     "torch_npu.optim.NpuFusedFoo": (lambda: importlib.import_module("torch_npu.optim").NpuFusedFoo, AttributeError),
     "torch_npu.npu_fusion_attention": (lambda: of("torch_npu", "npu_fusion_attention"), ImportError),
-    "torch_npu.optim.NpuFusedLamb": (lambda: of("torch_npu.optim", "NpuFusedLamb"), ImportError),
-    "torch_npu.optim.NpuFusedSGD": (lambda: of("torch_npu.optim", "NpuFusedSGD"), ImportError),
+    "torch_npu.npu_rotary_mul": (lambda: of("torch_npu", "npu_rotary_mul"), ImportError),
+    "torch_npu.optim.NpuFusedLion": (lambda: of("torch_npu.optim", "NpuFusedLion"), ImportError),
+    "mindspeed.core.optimizer.swap_optimizer": (
+        lambda: importlib.import_module("mindspeed.core.optimizer.swap_optimizer"),
+        ModuleNotFoundError,
+    ),
     "torch_npu.profiler": (lambda: importlib.import_module("torch_npu.profiler"), ModuleNotFoundError),
     "torch_npu.contrib.foo": (lambda: importlib.import_module("torch_npu.contrib.foo"), ModuleNotFoundError),
     "mindspeed.megatron_adaptor": (lambda: importlib.import_module("mindspeed.megatron_adaptor"), ModuleNotFoundError),
@@ -26,8 +32,9 @@ MISSING = {
 
 INSTEAD = {
     "torch_npu.npu_fusion_attention": "torch.nn.functional.scaled_dot_product_attention",
-    "torch_npu.optim.NpuFusedLamb": "CONTRIBUTING.md",
-    "torch_npu.optim.NpuFusedSGD": "torch.optim.SGD",
+    "torch_npu.npu_rotary_mul": "x * cos",
+    "torch_npu.optim.NpuFusedLion": "docs/ascend.md",
+    "mindspeed.core.optimizer.swap_optimizer": "docs/less-memory.md",
     "torch_npu.profiler": "torch.profiler",
     "mindspeed.ops.npu_rms_norm": "torch.nn.functional.rms_norm",
 }
@@ -48,3 +55,11 @@ def test_what_does_not_exist_can_be_asked_for(kind):
     assert not hasattr(torch_npu, "npu_foo")
     assert not hasattr(torch_npu.optim, "NpuFusedFoo")
     assert getattr(torch_npu, "npu_fusion_attention", None) is None
+
+
+def test_what_has_a_replacement_is_not_there(cpu):
+    """A name that is provided leaves the table."""
+    for name in missing.REPLACEMENTS:
+        module, _, last = name.rpartition(".")
+        with pytest.raises(ImportError, match=f"fusedadam does not provide {name}; use "):
+            of(module, last)

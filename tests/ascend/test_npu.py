@@ -110,6 +110,8 @@ def test_torchs_own_streams_and_events_take_npu(kind):
     assert isinstance(torch.npu.Stream(), torch.Stream)
     assert isinstance(torch.npu.Event(), torch.Event)
     assert torch.Stream("npu").record_event().query()
+    assert callable(torch.Event.elapsed_time)
+    assert callable(torch.Stream.wait_event)
     assert not isinstance(3, torch.Stream)
 
 

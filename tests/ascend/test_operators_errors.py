@@ -1,4 +1,4 @@
-"""Errors of MindSpeed's and CANN's operators: they name the operator's own arguments, and nothing has been written.
+"""Errors of Ascend's operators: they name the operator's own arguments, and nothing has been written.
 
 The types of errors are those of ``fusedadam.checks``; the two-phase call returns a status and a reason instead.
 """
@@ -28,11 +28,24 @@ class Invalid(Exception):
     pass
 
 
-def first_phase(**arguments):
+def first_phase(get_workspace_size):
     """A status that is not 0, as an error."""
-    status, size, executor = ascend.aclnnApplyFusedEmaAdamGetWorkspaceSize(**arguments)
-    assert (size, executor) == (0, None), "it was not refused"
-    raise {161001: NullPointer, 161002: Invalid}[status](ascend.aclGetRecentErrMsg())
+
+    def call(**arguments):
+        status, size, executor = get_workspace_size(**arguments)
+        assert (size, executor) == (0, None), "it was not refused"
+        raise {161001: NullPointer, 161002: Invalid}[status](ascend.aclGetRecentErrMsg())
+
+    return call
+
+
+def into_out(operator):
+    """torch_npu's operators take the tensors that they write as ``out``, and no step."""
+
+    def call(var, m, v, step, **arguments):
+        return operator(**arguments, out=(var, m, v))
+
+    return call
 
 
 @dataclass
@@ -47,8 +60,12 @@ class Operator:
     def var(self):
         return next(name for name in self.tensors if name.startswith("var"))
 
+    @property
+    def has_phases(self):
+        return self.var == "varRef"
+
     def error(self, own):
-        return own if self.call is not first_phase else Invalid
+        return Invalid if self.has_phases else own
 
     def arguments(self):
         block = {name: torch.full((2, 3), 0.5) for name in self.tensors}
@@ -70,14 +87,48 @@ EMA = Operator(
     ("bias_correction",),
 )
 FIRST = Operator(
-    first_phase,
+    first_phase(ascend.aclnnApplyFusedEmaAdamGetWorkspaceSize),
     ("grad", "varRef", "mRef", "vRef", "sRef"),
     ("lr", *BETAS, "weightDecay", "eps", "emaDecay"),
     ("biasCorrection",),
     (("lr", 0.1), ("emaDecay", 0.9), ("beta1", 0.9), ("beta2", 0.99), ("eps", 1e-8), ("mode", 1))
     + (("biasCorrection", True), ("weightDecay", 0.1)),
 )
-OPERATORS = {"adamw_v2": ADAMW, "ema_adamw": EMA, "aclnn": FIRST}
+V2 = Operator(
+    first_phase(ascend.aclnnApplyAdamWV2GetWorkspaceSize),
+    ("varRef", "grad", "mRef", "vRef", "maxGradNormOptionalRef"),
+    ("lr", *BETAS, "weightDecay", "eps"),
+    ("amsgrad", "maximize"),
+    (("lr", 0.1), ("beta1", 0.9), ("beta2", 0.99), ("eps", 1e-8), ("weightDecay", 0.1), ("amsgrad", True))
+    + (("maximize", False),),
+)
+APPLY = (("lr", 0.1), ("beta1", 0.9), ("beta2", 0.99), ("epsilon", 1e-8))
+POWERS = (("beta1_power", 0.5), ("beta2_power", 0.5))
+ADAM_W = Operator(
+    into_out(ascend.npu_apply_adam_w),
+    ("var", "grad", "m", "v", "max_grad_norm"),
+    ("lr", *BETAS, "weight_decay", "epsilon", "beta1_power", "beta2_power"),
+    (),
+    (*APPLY, *POWERS, ("weight_decay", 0.1), ("amsgrad", True)),
+)
+TENSORFLOWS = Operator(
+    into_out(ascend.npu_apply_adam),
+    ("var", "grad", "m", "v"),
+    ("lr", *BETAS, "epsilon", "beta1_power", "beta2_power"),
+    (),
+    (*APPLY, *POWERS),
+)
+BERT = Operator(
+    into_out(ascend.npu_bert_apply_adam),
+    ("var", "grad", "m", "v"),
+    ("lr", *BETAS, "weight_decay", "epsilon", "global_grad_norm"),
+    (),
+    (*APPLY, ("weight_decay", 0.1), ("max_grad_norm", -1.0), ("global_grad_norm", 1.0)),
+)
+APPLYING = {"adam_w": ADAM_W, "adam": TENSORFLOWS, "bert": BERT}
+STEPPING = {"adamw_v2": ADAMW, "ema_adamw": EMA, "aclnn": FIRST, "aclnn_v2": V2}
+OPERATORS = STEPPING | APPLYING
+WITH_STEP = pytest.mark.parametrize("operator", STEPPING.values(), ids=STEPPING)
 EVERY = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 AVERAGING = pytest.mark.parametrize("operator", [EMA, FIRST], ids=["ema_adamw", "aclnn"])
 
@@ -99,7 +150,7 @@ def refused(error, name, operator, **changed):
     message = str(caught.value)
     words = re.findall(r"(?<!')\b\w+", message)
     assert name in words, message
-    assert not {*OURS, *(MINDSPEEDS if operator is FIRST else ())} & {*words}, message
+    assert not {*OURS, *(MINDSPEEDS if operator.has_phases else ())} & {*words}, message
     return message
 
 
@@ -132,12 +183,13 @@ def test_a_tensor_that_cannot_be_written(operator, name):
 
 @every_tensor()
 def test_a_tensor_that_is_missing(operator, name):
-    error = NullPointer if operator is FIRST else ValueError if name == "max_grad_norm" else TypeError
+    error = NullPointer if operator.has_phases else ValueError if name == "max_grad_norm" else TypeError
     refused(error, name, operator, **{name: None})
 
 
-def test_a_missing_step_is_a_null_pointer_too():
-    refused(NullPointer, "step", FIRST, step=None)
+@pytest.mark.parametrize("operator", [FIRST, V2], ids=["aclnn", "aclnn_v2"])
+def test_a_missing_step_is_a_null_pointer_too(operator):
+    refused(NullPointer, "step", operator, step=None)
 
 
 @every_tensor()
@@ -146,9 +198,9 @@ def test_the_dtypes_that_a_message_allows_are_those_that_are_allowed(operator, n
     assert "float64" not in message
 
 
-AS_VAR = [(ADAMW, name) for name in ("m", "v")] + [
-    (own, name) for own in (EMA, FIRST) for name in own.tensors if name != own.var
-]
+AS_VAR = [(own, name) for own in (ADAMW, ADAM_W, TENSORFLOWS, BERT) for name in ("m", "v")]
+AS_VAR += [(V2, name) for name in ("mRef", "vRef")]
+AS_VAR += [(own, name) for own in (EMA, FIRST) for name in own.tensors if name != own.var]
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
@@ -188,10 +240,25 @@ STEPS = [
 ]  # fmt: skip
 
 
-@EVERY
+@WITH_STEP
 @pytest.mark.parametrize(("step", "error"), STEPS, ids=readable)
 def test_a_bad_step(operator, step, error):
+    if (
+        operator is V2
+        and isinstance(step, torch.Tensor)
+        and step.tolist() in ([0], [1], [[1]])
+        and step.dtype in V2_STEPS
+    ):
+        return  # it counts the steps before, in any shape of one element
     refused(operator.error(error), "step", operator, step=step)
+
+
+V2_STEPS = (torch.int64, torch.float32)
+
+
+@pytest.mark.parametrize("step", [[0.5], [float("nan")], [float("inf")], [-1.0]])
+def test_a_count_that_is_no_whole_number(step):
+    refused(Invalid, "step", V2, step=torch.tensor(step))
 
 
 @pytest.mark.parametrize("operator", [ADAMW, EMA], ids=["adamw_v2", "ema_adamw"])
@@ -199,11 +266,12 @@ def test_a_step_that_is_missing(operator):
     refused(TypeError, "step", operator, step=None)
 
 
-def test_the_two_phase_call_takes_no_int_for_a_step():
-    refused(Invalid, "step", FIRST, step=1)
+@pytest.mark.parametrize("operator", [FIRST, V2], ids=["aclnn", "aclnn_v2"])
+def test_the_two_phase_calls_take_no_int_for_a_step(operator):
+    refused(Invalid, "step", operator, step=1)
 
 
-@EVERY
+@WITH_STEP
 @pytest.mark.parametrize("name", ["step", "lr"])
 def test_a_number_without_memory(operator, name):
     refused(operator.error(RuntimeError), name, operator, **{name: torch.ones(1, dtype=torch.int64, device="meta")})
@@ -227,12 +295,15 @@ def test_betas_must_be_below_one(operator, value):
 def test_a_beta_that_is_one_in_float32(name):
     """Its bias correction would be 0. One float32 below is the largest that is taken."""
     refused(ValueError, name, ADAMW, **{name: 0.99999999})
+    refused(Invalid, name, V2, **{name: 0.99999999})
     ADAMW.call(**ADAMW.arguments() | {name: 1 - 2**-24})
 
 
 @pytest.mark.parametrize("name", ADAMW.numbers)
 def test_an_attribute_that_is_infinite_in_float32(name):
     refused(ValueError, name, ADAMW, **{name: 1e39})
+    called = {"weight_decay": "weightDecay"}.get(name, name)
+    refused(Invalid, called, V2, **{called: 1e39})
 
 
 @AVERAGING
@@ -259,3 +330,51 @@ def test_a_flag_that_is_no_bool(operator, value):
 @pytest.mark.parametrize("value", [2, -1, None, "1", 0.5, True, [1]])
 def test_a_mode_that_is_neither_0_nor_1(operator, value):
     refused(operator.error(ValueError), "mode", operator, mode=value)
+
+
+@pytest.mark.parametrize("name", ["beta1_power", "beta2_power"])
+def test_powers_out_of_range(name):
+    """The power before the first step is 1; a step's own power is below."""
+    for value in (-0.1, 1.5):
+        refused(ValueError, name, ADAM_W, **{name: value})
+        refused(ValueError, name, TENSORFLOWS, **{name: value})
+    refused(ValueError, name, TENSORFLOWS, **{name: 1.0})
+    ADAM_W.call(**ADAM_W.arguments() | {name: 1.0})
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "maximize"])
+@pytest.mark.parametrize("value", ["yes", 0.5, 1, 0])
+def test_flags_of_adam_w_are_bools_or_none(name, value):
+    refused(TypeError, name, ADAM_W, **{name: value})
+    ADAM_W.call(**ADAM_W.arguments() | {name: None})
+
+
+@pytest.mark.parametrize("name", ["use_locking", "use_nesterov"])
+def test_flags_of_adam_are_bools_or_none(name):
+    refused(TypeError, name, TENSORFLOWS, **{name: 1})
+    TENSORFLOWS.call(**TENSORFLOWS.arguments() | {name: None})
+
+
+@pytest.mark.parametrize("value", [2, -1, None, "1", 0.5, True, [1]])
+def test_a_mode_of_bert_that_is_neither_0_nor_1(value):
+    refused(ValueError, "adam_mode", BERT, adam_mode=value)
+
+
+def test_berts_own_numbers():
+    refused(ValueError, "step_size", BERT, adam_mode=1)
+    refused(ValueError, "step_size", BERT, adam_mode=1, step_size=-0.1)
+    refused(TypeError, "max_grad_norm", BERT, max_grad_norm=None)
+    refused(ValueError, "max_grad_norm", BERT, max_grad_norm=float("nan"))
+    BERT.call(**BERT.arguments() | {"step_size": None})
+
+
+OUTS = [None, torch.ones(3), (torch.ones(3),), (torch.ones(3),) * 4]
+
+
+@pytest.mark.parametrize("out", OUTS, ids=["None", "a tensor", "one", "four"])
+@pytest.mark.parametrize("label", APPLYING)
+def test_an_out_that_is_not_three_tensors(label, out):
+    operator = {"adam_w": ascend.npu_apply_adam_w, "adam": ascend.npu_apply_adam, "bert": ascend.npu_bert_apply_adam}
+    numbers = dict(APPLYING[label].other) | {"amsgrad": False} if label == "adam_w" else dict(APPLYING[label].other)
+    with pytest.raises(TypeError, match=r"^out is a .*\(var, m, v\)"):
+        operator[label](**numbers, grad=torch.ones(3), out=out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import warnings
@@ -10,6 +11,7 @@ import warnings
 import adamp
 import pytest
 import torch
+from torch.optim.optimizer import required
 
 import fusedadam
 from fusedadam import ascend
@@ -21,7 +23,14 @@ from tests.support import BF16, F16, F32, F64
 
 NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam = ascend.NpuFusedAdamW, ascend.NpuFusedAdamP, ascend.NpuFusedBertAdam
 FusedEmaAdamW = ascend.FusedEmaAdamW
-EVERY_NPU = pytest.mark.parametrize("cls", [NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam])
+EVERY_NPU = pytest.mark.parametrize(
+    "cls",
+    [
+        NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam, ascend.NpuFusedAdam, ascend.NpuFusedAdadelta,
+        ascend.NpuFusedLamb, ascend.NpuFusedRMSprop, ascend.NpuFusedRMSpropTF,
+        functools.partial(ascend.NpuFusedSGD, lr=0.1),
+    ],
+)  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2 is not given")
 
 
@@ -29,6 +38,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2 is not give
 
 SIGNATURES = {
     "NpuFusedAdamW": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False",
+    "NpuFusedAdam": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False",
+    "NpuFusedSGD": "params, lr=required, momentum=0., dampening=0., weight_decay=0., nesterov=False",
+    "NpuFusedAdadelta": "params, lr=1.0, rho=0.9, eps=1e-6, weight_decay=0",
+    "NpuFusedRMSprop": "params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0, momentum=0, centered=False",
+    "NpuFusedRMSpropTF": "params, lr=1e-2, alpha=0.9, eps=1e-10, weight_decay=0, momentum=0., centered=False, "
+    "decoupled_decay=False, lr_in_momentum=True",
+    "NpuFusedLamb": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, adam=False, "
+    "use_global_grad_norm=False",
+    "NpuFusedOptimizerBase": "params, default",
+    "FusedTorchAdamW": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, "
+    "adam_w_mode=False, *, maximize=False, foreach=None, capturable=False, differentiable=False, fused=None",
     "NpuFusedAdamP": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, delta=0.1, wd_ratio=0.1, "
     "nesterov=False",
     "NpuFusedBertAdam": "params, lr=1e-3, warmup=-1, t_total=-1, schedule='warmup_linear', b1=0.9, b2=0.99, e=1e-6, "
@@ -43,6 +63,17 @@ SIGNATURES = {
     "aclnnApplyFusedEmaAdamGetWorkspaceSize": "grad, varRef, mRef, vRef, sRef, step, lr, emaDecay, beta1, beta2, eps, "
     "mode, biasCorrection, weightDecay",
     "aclnnApplyFusedEmaAdam": "workspace, workspaceSize, executor, stream",
+    "aclnnApplyAdamWV2GetWorkspaceSize": "varRef, mRef, vRef, maxGradNormOptionalRef, grad, step, lr, beta1, beta2, "
+    "weightDecay, eps, amsgrad, maximize",
+    "aclnnApplyAdamWV2": "workspace, workspaceSize, executor, stream",
+    "fused_ema_adamw": "grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, mode, bias_correction, "
+    "weight_decay",
+    "npu_apply_adam_w": "beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon, grad, max_grad_norm=None, "
+    "amsgrad=None, maximize=None, *, out",
+    "npu_apply_adam": "beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad, use_locking=None, "
+    "use_nesterov=None, *, out",
+    "npu_bert_apply_adam": "lr, beta1, beta2, epsilon, grad, max_grad_norm, global_grad_norm, weight_decay, "
+    "step_size=None, adam_mode=0, *, out",
 }
 
 
@@ -53,7 +84,9 @@ def without_types(function):
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_the_arguments_are_those_of_the_page_in_its_order_with_its_defaults(name):
-    assert without_types(getattr(ascend, name)) == without_types(eval(f"lambda {SIGNATURES[name]}: 0"))
+    assert without_types(getattr(ascend, name)) == without_types(
+        eval(f"lambda {SIGNATURES[name]}: 0", {"required": required})
+    )
 
 
 def test_methods_have_their_defaults():
@@ -116,7 +149,28 @@ def ours(warmup, bias_correction, decoupled):
 ADAMW = {"amsgrad": True, "lr": 0.1, "betas": (0.5, 0.9)}
 ADAMP = {"nesterov": True, "delta": 10.0, "wd_ratio": 0.5, "weight_decay": 0.1}
 BERT = {"b2": 0.999, "warmup": 0.5, "t_total": 5, "schedule": "warmup_poly"}
+SGD = {"lr": 0.05, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1}
+NESTEROV = {"lr": 0.05, "momentum": 0.9, "nesterov": True}
+CENTERED = {"lr": 0.05, "momentum": 0.9, "centered": True, "weight_decay": 0.1}
+TENSORFLOWS = {**CENTERED, "decoupled_decay": True, "lr_in_momentum": False}
+LAMB = {"lr": 0.05, "weight_decay": 0.1, "use_global_grad_norm": True}
+NPUS_LAMB = {"bias_correction": False, "max_weight_norm": 10}
 PAIRS = [
+    (ascend.NpuFusedAdam, {}, fusedadam.Adam, {}),
+    (ascend.NpuFusedAdam, ADAMW, fusedadam.Adam, ADAMW),
+    (ascend.NpuFusedSGD, {"lr": 0.1}, fusedadam.SGD, {"lr": 0.1}),
+    (ascend.NpuFusedSGD, SGD, fusedadam.SGD, SGD),
+    (ascend.NpuFusedSGD, NESTEROV, fusedadam.SGD, NESTEROV),
+    (ascend.NpuFusedAdadelta, {}, fusedadam.Adadelta, {}),
+    (ascend.NpuFusedRMSprop, {}, fusedadam.RMSprop, {}),
+    (ascend.NpuFusedRMSprop, CENTERED, fusedadam.RMSprop, CENTERED),
+    (ascend.NpuFusedRMSpropTF, {}, fusedadam.RMSpropTF, {}),
+    (ascend.NpuFusedRMSpropTF, TENSORFLOWS, fusedadam.RMSpropTF, TENSORFLOWS),
+    (ascend.NpuFusedLamb, {}, fusedadam.Lamb, {**NPUS_LAMB, "weight_decay": 0}),
+    (ascend.NpuFusedLamb, LAMB, fusedadam.Lamb, {**LAMB, **NPUS_LAMB}),
+    (ascend.NpuFusedLamb, {"adam": True}, fusedadam.Lamb, {**NPUS_LAMB, "weight_decay": 0, "adam": True}),
+    (optimizers.MindSpeedAdamW, {"maximize": True}, fusedadam.AdamW, {"maximize": True}),
+    (ascend.FusedTorchAdamW, {**ADAMW, "fused": True}, fusedadam.AdamW, ADAMW),
     (NpuFusedAdamW, {}, fusedadam.AdamW, {}),
     (NpuFusedAdamW, ADAMW, fusedadam.AdamW, ADAMW),
     (NpuFusedAdamP, {}, fusedadam.AdamP, {}),
@@ -144,6 +198,13 @@ def test_each_flag_of_the_averaging_optimizer_matters():
 
 
 PACKAGES = [
+    (ascend.NpuFusedSGD, torch.optim.SGD, SGD),
+    (ascend.NpuFusedSGD, torch.optim.SGD, NESTEROV),
+    (ascend.NpuFusedAdam, torch.optim.Adam, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True}),
+    (ascend.NpuFusedAdadelta, torch.optim.Adadelta, {"rho": 0.8, "weight_decay": 0.1}),
+    (ascend.NpuFusedRMSprop, torch.optim.RMSprop, CENTERED),
+    (optimizers.MindSpeedAdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
+    (ascend.FusedTorchAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     (NpuFusedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": False}),
     (NpuFusedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True}),
     (NpuFusedAdamP, adamp.AdamP, {"lr": 0.05, "weight_decay": 0.1, "nesterov": False, "delta": 0.3}),
@@ -156,7 +217,7 @@ def test_it_is_the_independent_package_in_float64(cls, theirs, options):
     both = [train(make(leaves((F64,)), **options), 8, missing=lambda step: {step % 5}) for make in (cls, theirs)]
     for p, q in zip(*map(params_of, both), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in both[1].state[q].keys() - {"step"}:
             torch.testing.assert_close(both[0].state[p][name], both[1].state[q][name], rtol=1e-12, atol=1e-14)
 
 

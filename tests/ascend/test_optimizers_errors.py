@@ -7,18 +7,35 @@ import math
 import pytest
 import torch
 
+from fusedadam import ascend
 from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from fusedadam.ascend.optimizers import MindSpeedAdamW
 from tests import test_checks as engine
 from tests.test_checks import KINDS, VALUES, everything, leaf, refused
 
 CLASSES = (NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam, FusedEmaAdamW)
 NPU_ADAMW, NPU_ADAMP, NPU_BERT, EMA_ADAMW = ((cls,) for cls in CLASSES)
 WITH_BETAS = NPU_ADAMW + NPU_ADAMP + EMA_ADAMW
+NEIGHBOURS = (
+    ascend.NpuFusedAdam, ascend.NpuFusedAdadelta, ascend.NpuFusedLamb, ascend.NpuFusedRMSprop, ascend.NpuFusedRMSpropTF,
+    MindSpeedAdamW, ascend.FusedTorchAdamW,
+)  # fmt: skip
+RMSPROPS = (ascend.NpuFusedRMSprop, ascend.NpuFusedRMSpropTF)
+BELOW_ZERO = [(-0.1, ValueError), (math.nan, ValueError), ("0.9", TypeError)]
 NOT_BOOL = [(None, TypeError), ("yes", TypeError), (0.5, TypeError), (1, TypeError)]
 NOT_A_BETA = [(1.0, ValueError), (1.5, ValueError), (-0.1, ValueError), (math.nan, ValueError), ("0.9", TypeError)]
 NOT_A_BETA += [(None, TypeError), (True, TypeError)]
 UNSUPPORTED = [*NOT_BOOL, (True, RuntimeError)]
 REFUSED = (
+    [(NEIGHBOURS, name, case) for name in ("lr", "eps", "weight_decay") for case in BELOW_ZERO]
+    + [(RMSPROPS, name, case) for name in ("alpha", "momentum") for case in BELOW_ZERO]
+    + [(RMSPROPS, "centered", case) for case in NOT_BOOL]
+    + [(RMSPROPS[1:], name, case) for name in ("decoupled_decay", "lr_in_momentum") for case in NOT_BOOL]
+    + [((ascend.NpuFusedAdadelta,), "rho", case) for case in [*BELOW_ZERO, (1.001, ValueError)]]
+    + [((ascend.NpuFusedAdam, ascend.NpuFusedLamb), "betas", ((0.9, 1.0), ValueError))]
+    + [((ascend.NpuFusedLamb,), name, case) for name in ("adam", "use_global_grad_norm") for case in NOT_BOOL]
+)
+REFUSED += (
     [(CLASSES, name, case) for name in ("lr", "weight_decay") for case in KINDS + VALUES]
     + [(WITH_BETAS, "eps", case) for case in KINDS + VALUES]
     + [(WITH_BETAS, "betas", case) for case in engine.PAIRS]
@@ -54,6 +71,37 @@ def test_a_bad_option_through_every_door(cls, name, value, error):
     engine.test_a_bad_option_is_refused_through_every_door_and_leaves_no_trace(cls, name, value, error)
     with pytest.raises(error, match=rf"^{name}\b"):  # any message has an "e" somewhere
         cls([leaf(2)], **{name: value})
+
+
+SGD = [
+    ("lr", {"lr": -0.1}), ("momentum", {"momentum": -0.1}), ("weight_decay", {"weight_decay": -0.1}),
+    ("nesterov", {"nesterov": True}), ("nesterov", {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
+    ("dampening", {"dampening": math.nan}), ("lr", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), SGD, ids=str)
+def test_sgd_is_refused_as_torch_npu_does(name, options):
+    lr = {"lr": 0.1} if name != "lr" else {}
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        ascend.NpuFusedSGD([leaf(2)], **lr | options)
+
+
+def test_sgd_may_have_a_learning_rate_in_each_group_alone():
+    first, second = leaf(2), leaf(3)
+    optimizer = ascend.NpuFusedSGD([{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}])
+    for p in (first, second):
+        p.grad = torch.ones_like(p)
+    expected = [first.detach() - 0.5, second.detach() - 0.25]
+    optimizer.step()
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
+
+
+@pytest.mark.parametrize("cls", [MindSpeedAdamW, ascend.FusedTorchAdamW])
+def test_mindspeeds_mode_must_be_a_bool(cls):
+    with pytest.raises(TypeError, match=r"^adam_w_mode\b"):
+        cls([leaf(2)], adam_w_mode=1)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

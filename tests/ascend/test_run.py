@@ -124,6 +124,8 @@ CASES = {
     "a folder, and an exit with None": ("work", ["folder", "x"], 0),
     "a package, and an exit with a text": ("work", ["-m", "package", "-m", "-h"], 1),
     "a module that fails": ("work", ["-m", "package.fails"], 1),
+    "a module without a space": ("work", ["-mpackage", "--", "-mx"], 1),
+    "the end of options": ("work", ["--", "surroundings.py", "--", "-"], 3),
     "no such module": ("work", ["-m", "package.missing"], 1),
 }
 
@@ -140,11 +142,9 @@ def world(tmp_path_factory):
     return root
 
 
-def python(*arguments, cwd, **variables):
+def python(*arguments, cwd, typed="typed\n", **variables):
     command, environment = [sys.executable, *map(str, arguments)], ENVIRONMENT | variables
-    return subprocess.run(
-        command, cwd=cwd, env=environment, input="typed\n", capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run(command, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -156,6 +156,32 @@ def test_a_script_cannot_tell_how_it_was_started(world, case):
     assert ours.stdout.splitlines() == plain.stdout.splitlines()
     assert ours.stderr == plain.stderr
     assert ours.returncode == status
+
+
+FROM_STDIN = """
+import sys
+import sibling
+print(sys.argv, sibling.VALUE, repr(sys.path[0]), sorted(globals()), __name__, __file__, __loader__, __spec__)
+print(sys.modules["__main__"].__dict__ is globals(), sys.stdin.read())
+def fail():
+    raise ValueError("x")
+fail()
+"""
+
+
+@pytest.mark.parametrize("arguments", [["-"], ["-", "-m", "--", "-"], ["--", "-", "x"]], ids=str)
+def test_a_script_from_standard_input_cannot_tell_either(world, arguments):
+    plain = python(*arguments, cwd=world / "work", typed=FROM_STDIN)
+    ours = python("-m", "fusedadam", "run", "-q", *arguments, cwd=world / "work", typed=FROM_STDIN)
+    assert plain.returncode == ours.returncode == 1
+    assert ours.stdout.splitlines() == plain.stdout.splitlines()
+    assert ours.stderr == plain.stderr
+
+
+def test_a_script_from_standard_input_has_the_npu(tmp_path):
+    script = "import torch, torch_npu; print(torch.ones(2).npu().sum().item(), torch.device('npu').type)"
+    done = python("-m", "fusedadam", "run", "--device", "cpu", "-", cwd=tmp_path, typed=script)
+    assert done.stdout == "2.0 cpu\n", done.stderr
 
 
 def test_a_missing_script_is_all_that_is_said(tmp_path):
@@ -260,4 +286,4 @@ def test_help_is_shown(capsys):
     with pytest.raises(SystemExit) as asked:
         command_line.main(["run", "--help"])
     assert asked.value.code == 0
-    assert "(SCRIPT | -m MODULE)" in capsys.readouterr().out
+    assert "(SCRIPT | -m MODULE | -)" in capsys.readouterr().out

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.meaning.by_hand import AdamByHand, AdamPByHand, BertAdamByHand, EmaAdamByHand, clipped, norm_by_hand
+from tests.meaning.by_hand import (
+    AdamByHand,
+    AdamPByHand,
+    BertAdamByHand,
+    EmaAdamByHand,
+    LambByHand,
+    RMSpropTFByHand,
+    clipped,
+    norm_by_hand,
+)
 from tests.meaning.judge import judge
 from tests.support import F32, F64, assert_rounded
 
@@ -190,3 +199,72 @@ def test_checkpoints_between_torch_and_npu_fused_adamw(run, tmp_path):
                 hand.step(torch.tensor(grads[n], dtype=F64))
             torch.testing.assert_close(torch.tensor(end, dtype=F64), hand.p, rtol=0, atol=2e-7)
         assert row["counts"] == [6.0, 6.0]
+
+
+TORCHS = {
+    "NpuFusedSGD": torch.optim.SGD, "NpuFusedAdam": torch.optim.Adam, "NpuFusedAdadelta": torch.optim.Adadelta,
+    "NpuFusedRMSprop": torch.optim.RMSprop, "MindSpeedAdamW": torch.optim.AdamW, "FusedTorchAdamW": torch.optim.AdamW,
+}  # fmt: skip
+NPUS_LAMB = {"weight_decay": 0, "bias_correction": False, "max_weight_norm": 10.0}
+
+
+def test_neighbours(run):
+    """Against torch.optim where it has them, else by hand, both in float64 from the gradients that were printed."""
+    runs, _ = run("neighbours.py")
+    for own in runs:
+        name, options = own["class"], {k: tuple(v) if k == "betas" else v for k, v in own["options"].items()}
+        start = [torch.tensor(values, dtype=F64) for values in own["start"]]
+        params = [torch.nn.Parameter(p.clone()) for p in start[:-1]]
+        if name in TORCHS:
+            oracle = TORCHS[name](params, **options)
+        elif name == "NpuFusedLamb":
+            hands = [LambByHand(p.detach(), **{**NPUS_LAMB, **options}) for p in params]
+        else:
+            assert name == "NpuFusedRMSpropTF"
+            hands = [RMSpropTFByHand(p.detach(), **options) for p in params]
+        for k, step in enumerate(own["steps"]):
+            grads = [torch.tensor(values, dtype=F64) for values in step["grads"]]
+            if name in TORCHS:
+                for p, grad in zip(params, grads, strict=True):
+                    p.grad = grad
+                oracle.step()
+                expected = [p.detach() for p in params]
+            else:
+                norm = {"norm": norm_by_hand(grads)} if name == "NpuFusedLamb" else {}
+                for hand, grad in zip(hands, grads, strict=True):
+                    hand.step(grad, **norm)
+                expected = [hand.p for hand in hands]
+            *found, without = (torch.tensor(values, dtype=F64) for values in step["params"])
+            assert torch.equal(without, start[-1]), "it has no gradient"
+            for n, (p, q) in enumerate(zip(found, expected, strict=True)):
+                label = f"{name} {options} step {k} parameter {n}"
+                torch.testing.assert_close(p, q, rtol=1e-6, atol=2e-6, msg=lambda text, label=label: f"{label}: {text}")
+        assert not torch.equal(torch.tensor(own["steps"][-1]["params"][0], dtype=F64), start[0]), name
+
+
+def test_apply_adam(run):
+    rows, _ = run("apply_adam.py")
+    lr, b1, b2, eps, decay = 0.01, 0.9, 0.99, 1e-6, 0.1
+    assert len(rows) == 7
+    for row in rows:
+        name, p = row["name"], torch.tensor(row["start"], dtype=F64)
+        m, v, s = torch.zeros_like(p), torch.zeros_like(p), p.clone()
+        for t, values in enumerate(row["grads"], 1):
+            g = torch.tensor(values, dtype=F64)
+            if name == "npu_bert_apply_adam":
+                g = g / max(1.0, norm_by_hand([g]) / 0.1)
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+            c1, c2 = 1 - b1**t, 1 - b2**t
+            if name in ("npu_apply_adam", "nesterov"):
+                along = b1 * m + (1 - b1) * g if name == "nesterov" else m
+                p = p - lr * math.sqrt(c2) / c1 * along / (v.sqrt() + eps)
+            elif name == "npu_bert_apply_adam":
+                p = p - lr * (m / (v.sqrt() + eps) + decay * p)
+            elif name == "mbart":
+                p = p - 0.05 * m / (v.sqrt() + eps) - lr * decay * p
+            else:
+                p = p * (1 - lr * decay) - lr * (m / c1) / ((v / c2).sqrt() + eps)
+            s = 0.5 * s + 0.5 * p
+        for values, expected in zip(row["out"], (p, m, v, s)[: len(row["out"])], strict=True):
+            close = {"rtol": 2e-6, "atol": 1e-9, "msg": lambda text, name=name: f"{name}: {text}"}
+            torch.testing.assert_close(torch.tensor(values, dtype=F64), expected, **close)

@@ -3,7 +3,8 @@
 ``import torch_npu``, ``.npu()`` and ``device="npu"`` work once install() was called. Of the other rooms, only
 ``cli/`` imports it.
 
-optimizers.py, operators.py, aclnn.py   torch_npu's and MindSpeed's optimizers, MindSpeed's operators, CANN's call
+optimizers.py  torch_npu's and MindSpeed's optimizers
+operators.py   MindSpeed's operators, apply_adam.py: torch_npu's, aclnn.py: CANN's two-phase calls
 install.py     install() and uninstall()
 device.py      the device that "npu" means, and its translation
 mode.py        translates "npu" in calls of torch functions
@@ -16,23 +17,53 @@ stand_ins/     the packages torch_npu and mindspeed that scripts import
 
 from fusedadam.ascend.aclnn import (
     aclGetRecentErrMsg,
+    aclnnApplyAdamWV2,
+    aclnnApplyAdamWV2GetWorkspaceSize,
     aclnnApplyFusedEmaAdam,
     aclnnApplyFusedEmaAdamGetWorkspaceSize,
 )
+from fusedadam.ascend.apply_adam import npu_apply_adam, npu_apply_adam_w, npu_bert_apply_adam
 from fusedadam.ascend.install import install, uninstall
-from fusedadam.ascend.operators import npu_apply_fused_adamw_v2, npu_apply_fused_ema_adamw
-from fusedadam.ascend.optimizers import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from fusedadam.ascend.operators import fused_ema_adamw, npu_apply_fused_adamw_v2, npu_apply_fused_ema_adamw
+from fusedadam.ascend.optimizers import (
+    FusedEmaAdamW,
+    FusedTorchAdamW,
+    NpuFusedAdadelta,
+    NpuFusedAdam,
+    NpuFusedAdamP,
+    NpuFusedAdamW,
+    NpuFusedBertAdam,
+    NpuFusedLamb,
+    NpuFusedOptimizerBase,
+    NpuFusedRMSprop,
+    NpuFusedRMSpropTF,
+    NpuFusedSGD,
+)
 
 __all__ = [
     "FusedEmaAdamW",
+    "FusedTorchAdamW",
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
     "NpuFusedAdamP",
     "NpuFusedAdamW",
     "NpuFusedBertAdam",
+    "NpuFusedLamb",
+    "NpuFusedOptimizerBase",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
     "aclGetRecentErrMsg",
+    "aclnnApplyAdamWV2",
+    "aclnnApplyAdamWV2GetWorkspaceSize",
     "aclnnApplyFusedEmaAdam",
     "aclnnApplyFusedEmaAdamGetWorkspaceSize",
+    "fused_ema_adamw",
     "install",
+    "npu_apply_adam",
+    "npu_apply_adam_w",
     "npu_apply_fused_adamw_v2",
     "npu_apply_fused_ema_adamw",
+    "npu_bert_apply_adam",
     "uninstall",
 ]

@@ -6,34 +6,60 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+ROTARY = "x * cos + torch.cat((-b, a), -1) * sin, with a, b = x.chunk(2, -1)"
+LESS_MEMORY = "storage= of our optimizers (docs/less-memory.md)"
+SHARDING = "torch.distributed.fsdp.fully_shard (docs/scale.md)"
+
+# docs/ascend.md lists them, too
 REPLACEMENTS = {
-    "npu_apply_adam": "fusedadam.Adam",
-    "npu_apply_adam_w": "fusedadam.functional.adamw_",
-    "npu_format_cast": "the tensor itself: there is only one format here",
-    "npu_fused_attention": "torch.nn.functional.scaled_dot_product_attention",
-    "npu_fusion_attention": "torch.nn.functional.scaled_dot_product_attention",
-    "npu_prompt_flash_attention": "torch.nn.functional.scaled_dot_product_attention",
-    "npu_incre_flash_attention": "torch.nn.functional.scaled_dot_product_attention",
-    "npu_rms_norm": "torch.nn.functional.rms_norm",
-    "npu_swiglu": "torch.nn.functional.silu(a) * b",
-    "npu_gelu": "torch.nn.functional.gelu",
-    "npu_silu": "torch.nn.functional.silu",
-    "npu_linear": "torch.nn.functional.linear",
-    "npu_dtype_cast": "tensor.to(dtype)",
-    "npu_conv2d": "torch.nn.functional.conv2d",
-    "NpuFusedAdam": "fusedadam.Adam",
-    "NpuFusedAdadelta": "torch.optim.Adadelta",
-    "NpuFusedLamb": "fusedadam.AdamW, or write LAMB as a rule (CONTRIBUTING.md)",
-    "NpuFusedRMSprop": "torch.optim.RMSprop",
-    "NpuFusedRMSpropTF": "torch.optim.RMSprop",
-    "NpuFusedSGD": "torch.optim.SGD(fused=True)",
-    "profiler": "torch.profiler",
+    "torch_npu.get_npu_format": "nothing: there is only one format here",
+    "torch_npu.npu_format_cast": "the tensor itself: there is only one format here",
+    "torch_npu.npu_format_cast_": "the tensor itself: there is only one format here",
+    "torch_npu.npu_fused_attention": ATTENTION,
+    "torch_npu.npu_fusion_attention": ATTENTION,
+    "torch_npu.npu_prompt_flash_attention": ATTENTION,
+    "torch_npu.npu_incre_flash_attention": ATTENTION,
+    "torch_npu.npu_rms_norm": "torch.nn.functional.rms_norm",
+    "torch_npu.npu_add_rms_norm": "torch.nn.functional.rms_norm(x1 + x2, ...)",
+    "torch_npu.npu_rotary_mul": ROTARY,
+    "torch_npu.npu_scaled_masked_softmax": "torch.softmax((scale * x).masked_fill(mask, -10000), -1)",
+    "torch_npu.npu_swiglu": "torch.nn.functional.silu(a) * b",
+    "torch_npu.npu_gelu": "torch.nn.functional.gelu",
+    "torch_npu.fast_gelu": "torch.nn.functional.gelu",
+    "torch_npu.npu_silu": "torch.nn.functional.silu",
+    "torch_npu.npu_linear": "torch.nn.functional.linear",
+    "torch_npu.npu_conv2d": "torch.nn.functional.conv2d",
+    "torch_npu.npu_dtype_cast": "tensor.to(dtype)",
+    "torch_npu.npu_transpose": "tensor.permute",
+    "torch_npu.npu_confusion_transpose": "tensor.permute and tensor.reshape",
+    "torch_npu.npu_max": "torch.max(x, dim)",
+    "torch_npu.npu_min": "torch.min(x, dim)",
+    "torch_npu.npu_grouped_matmul": "a loop of torch.matmul",
+    "torch_npu.profiler": "torch.profiler",
+    "torch_npu.testing": "torch.testing",
+    "torch_npu.optim.distributed_muon": "torch.optim.Muon",
+    "mindspeed.megatron_adaptor": "Megatron-LM itself: the module adapts it to NPUs",
+    "mindspeed.ops.ffn": "torch.nn.functional.linear and an activation",
+    "mindspeed.ops.fusion_attention_v2": ATTENTION,
+    "mindspeed.ops.gmm": "a loop of torch.matmul",
+    "mindspeed.ops.grouped_matmul": "a loop of torch.matmul",
+    "mindspeed.ops.npu_groupmatmul_add": "a loop of torch.addmm",
+    "mindspeed.ops.npu_matmul_add": "torch.addmm",
+    "mindspeed.ops.npu_rotary_position_embedding": ROTARY,
+    "mindspeed.core.optimizer.distrib_optimizer": SHARDING,
+    "mindspeed.core.optimizer.low_precision": LESS_MEMORY,
+    "mindspeed.core.optimizer.muon": "torch.optim.Muon",
+    "mindspeed.core.optimizer.swap_optimizer": LESS_MEMORY,
+    "mindspeed.core.optimizer.virtual_optimizer": LESS_MEMORY,
+    "mindspeed.optimizer.distrib_optimizer": SHARDING,
 }
+BY_LAST_NAME = {name.rpartition(".")[2]: instead for name, instead in REPLACEMENTS.items()}
 
 
 def sentence(name: str) -> str:
-    last = name.rpartition(".")[2]
-    use = f"use {REPLACEMENTS[last]}" if last in REPLACEMENTS else "docs/migration.md lists the supported names"
+    instead = REPLACEMENTS.get(name) or BY_LAST_NAME.get(name.rpartition(".")[2])
+    use = f"use {instead}" if instead else "docs/ascend.md lists the supported names"
     return f"fusedadam does not provide {name}; {use}"
 
 

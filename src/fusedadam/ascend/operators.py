@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.functional import Update, adam_options, adamw_flags, ema_choices
+from fusedadam.functional import Update, adamw_flags, ema_choices
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.tensors.formats import names
 
-__all__ = ["npu_apply_fused_adamw_v2", "npu_apply_fused_ema_adamw"]
+__all__ = ["fused_ema_adamw", "npu_apply_fused_adamw_v2", "npu_apply_fused_ema_adamw"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ROLES = {"var": "param", "m": "exp_avg", "v": "exp_avg_sq", "max_grad_norm": "max_exp_avg_sq"}
 EMA_ROLES = ("grad", "param", "exp_avg", "exp_avg_sq", "ema_params")
+ADAMW_ROLES = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+ATTRIBUTES = ("lr", "beta1", "beta2", "weight_decay", "eps")
+
+# What npu_apply_fused_adamw_v2's tensors and attributes are called: by its page, and by MindSpeed's code
+Spelling: TypeAlias = tuple[str, ...]
+PAGES: Spelling = ("var", "grad", "m", "v", "max_grad_norm", "step", *ATTRIBUTES)
+MINDSPEEDS: Spelling = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "state_step", *ATTRIBUTES)
 
 
+def in_both_spellings(function: Callable[..., None]) -> Callable[..., None]:
+    """Lets npu_apply_fused_adamw_v2 take its tensors by keyword under MindSpeed's names, too."""
+    theirs = {other: own for own, other in zip(PAGES, MINDSPEEDS, strict=True) if own != other}
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        given = [name for name in kwargs if name in theirs]
+        if not given:
+            return function(*args, **kwargs)
+        for name in given:
+            if theirs[name] in (*kwargs, *PAGES[: len(args)]):
+                raise TypeError(f"{name} and {theirs[name]} are two names of one argument; pass only one of them")
+        mixed = [name for name in kwargs if name in theirs.values()]
+        if mixed:
+            raise TypeError(
+                f"{mixed[0]} is the page's name and {given[0]} is MindSpeed's; use one spelling for all tensors"
+            )
+        bound = signature.bind(*args, **{theirs.get(name, name): value for name, value in kwargs.items()})
+        bound.apply_defaults()
+        return adamw_v2_update(MINDSPEEDS, *bound.arguments.values()).run()
+
+    return call
+
+
+@in_both_spellings
 def npu_apply_fused_adamw_v2(
     var: Tensor, grad: Tensor, m: Tensor, v: Tensor, max_grad_norm: Tensor | None, step: Tensor | int,
     lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, weight_decay: float = 0.0, eps: float = 1e-8,
     amsgrad: bool = False, maximize: bool = False,
 ) -> None:  # fmt: skip
     """MindSpeed's AdamW: one step of :func:`fusedadam.functional.adamw_`, in place.
+
+    The names are those of the operator's page. By keyword, the tensors may also have the names of MindSpeed's code:
+    ``param``, ``grad``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq`` and ``state_step``.
 
     Args:
         var, m, v: the parameter and its moments, of one dtype: float32, float16 or bfloat16
@@ -46,21 +83,35 @@ def npu_apply_fused_adamw_v2(
         >>> var
         tensor([0.4971, 0.4971])
     """
+    adamw_v2_update(
+        PAGES, var, grad, m, v, max_grad_norm, step, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize
+    ).run()
+
+
+def adamw_v2_update(
+    spelling: Spelling, var: Any, grad: Any, m: Any, v: Any, largest: Any, step: Any, lr: Any, beta1: Any, beta2: Any,
+    weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool,
+) -> Update:  # fmt: skip
+    """The step, checked and ready to run. ``spelling``: what the caller calls the first eleven arguments."""
     flags = adamw_flags(amsgrad, maximize)
-    attributes = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-    rounded = {name: _float32(name, value) for name, value in adam_options(**attributes).items()}
-    tensors = {"var": var, "grad": grad, "m": m, "v": v}
-    if amsgrad and max_grad_norm is None:
-        raise ValueError("max_grad_norm is None, but amsgrad=True keeps its running maximum there; pass a tensor")
-    given = tensors | ({} if max_grad_norm is None else {"max_grad_norm": max_grad_norm})
+    attributes = zip(ATTRIBUTES, spelling[-len(ATTRIBUTES) :], (lr, beta1, beta2, weight_decay, eps), strict=True)
+    rounded = {name: _float32(called, value, name.startswith("beta")) for name, called, value in attributes}
+    tensors = dict(zip(spelling, (var, grad, m, v), strict=False))
+    called = spelling[len(tensors)]
+    if amsgrad and largest is None:
+        raise ValueError(f"{called} is None, but amsgrad=True keeps its running maximum there; pass a tensor")
+    given = tensors if largest is None else tensors | {called: largest}
+    param, _, *moments = tensors
 
     def check() -> None:
-        _check_dtypes(given, "var", ("m", "v"))
-        checks.alike(given, "var")  # the maximum too, even if it is not used
+        check_dtypes(given, param, moments)
+        checks.alike(given, param)  # the maximum too, even if it is not used
 
     if len(given) > len(tensors) and not amsgrad:  # the update does not see the maximum
         check()
-    Update(adam, given if amsgrad else tensors, flags, _step(step), rounded, role_of=ROLES, check=check).run()
+    roles = dict(zip(spelling, ADAMW_ROLES, strict=False))
+    options = {**rounded, "max_grad_norm": math.inf}
+    return Update(adam, given if amsgrad else tensors, flags, one_step(step), options, role_of=roles, check=check)
 
 
 def npu_apply_fused_ema_adamw(
@@ -88,6 +139,32 @@ def npu_apply_fused_ema_adamw(
     return var, m, v, s
 
 
+def fused_ema_adamw(
+    grad: Sequence[Tensor], var: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor], s: Sequence[Tensor],
+    step: Tensor | int, lr: float, ema_decay: float, beta1: float, beta2: float, eps: float, mode: int,
+    bias_correction: bool, weight_decay: float,
+) -> None:  # fmt: skip
+    """MindSpeed's EMA-Adam for lists of tensors: :func:`npu_apply_fused_ema_adamw` for each of them, in one launch.
+
+    Args:
+        grad, var, m, v, s: lists of the same length; the tensors may have any of our dtypes, each its own
+        step, lr, ema_decay, beta1, beta2, eps, mode: as for :func:`npu_apply_fused_ema_adamw`
+        bias_correction, weight_decay: as for :func:`npu_apply_fused_ema_adamw`
+
+    Example:
+        >>> grad, var, m, v, s = ([torch.full((2,), value)] for value in (1.0, 1.0, 0.0, 0.0, 1.0))
+        >>> fused_ema_adamw(grad, var, m, v, s, torch.tensor([1]), 0.5, 0.5, 0.9, 0.999, 1e-8, 1, True, 0.0)
+        >>> s
+        [tensor([0.7500, 0.7500])]
+    """
+    lists = {"grad": grad, "var": var, "m": m, "v": v, "s": s}
+    for name, given in lists.items():
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a list of tensors")
+    flags, options = ema_choices(lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay)
+    Update(ema_adam, lists, flags, one_step(step), options, role_of=dict(zip(lists, EMA_ROLES, strict=True))).run()
+
+
 def ema_update(
     tensors: Mapping[str, Any], step: Any, lr: float, ema_decay: float, beta1: float, beta2: float, eps: float,
     mode: int, bias_correction: bool, weight_decay: float,
@@ -98,12 +175,12 @@ def ema_update(
     _, var, *_ = tensors
 
     def check() -> None:
-        _check_dtypes(tensors, var, tuple(name for name in tensors if name != var))
+        check_dtypes(tensors, var, [name for name in tensors if name != var])
 
-    return Update(ema_adam, tensors, flags, _step(step), options, role_of=roles, check=check)
+    return Update(ema_adam, tensors, flags, one_step(step), options, role_of=roles, check=check)
 
 
-def _check_dtypes(tensors: Mapping[str, Any], var: str, as_var: tuple[str, ...]) -> None:
+def check_dtypes(tensors: Mapping[str, Any], var: str, as_var: Sequence[str]) -> None:
     for name, value in tensors.items():
         checks.tensor(name, value, DTYPES)
     for name in as_var:
@@ -112,7 +189,7 @@ def _check_dtypes(tensors: Mapping[str, Any], var: str, as_var: tuple[str, ...])
             raise RuntimeError(f"{name} has dtype {have}, but {var} has {want}; they must be equal")
 
 
-def _step(step: Any) -> Any:
+def one_step(step: Any) -> Any:
     if isinstance(step, (list, tuple)):
         raise TypeError(f"step is a {type(step).__name__}; it must be an int64 tensor of one element, or an int")
     if isinstance(step, Tensor) and (step.dtype != torch.int64 or step.shape not in ((1,), ())):
@@ -122,9 +199,10 @@ def _step(step: Any) -> Any:
     return step
 
 
-def _float32(name: str, value: float) -> float:
+def _float32(name: str, value: Any, is_beta: bool) -> float:
+    number = checks.number(name, value, below=1.0 if is_beta else math.inf)
     with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))
-    if rounded > value and rounded == (1.0 if name.startswith("beta") else math.inf):
+        rounded = float(np.float32(number))
+    if rounded > number and rounded == (1.0 if is_beta else math.inf):
         raise ValueError(f"{name}={value!r} becomes {rounded} in float32, which this operator uses; it must be smaller")
     return rounded

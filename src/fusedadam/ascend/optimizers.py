@@ -4,28 +4,65 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import required
 
 from fusedadam import checks
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
-from fusedadam.optimizers.adamw import AdamW
+from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.ema_adamw import EmaAdamW
+from fusedadam.optimizers.lamb import Lamb
+from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
+from fusedadam.optimizers.sgd import SGD
 
-__all__ = ["FusedEmaAdamW", "NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam"]
+__all__ = [
+    "FusedEmaAdamW",
+    "FusedTorchAdamW",
+    "MindSpeedAdamW",
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
+    "NpuFusedAdamP",
+    "NpuFusedAdamW",
+    "NpuFusedBertAdam",
+    "NpuFusedLamb",
+    "NpuFusedOptimizerBase",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
+]
 
 UNGIVEN_B2 = float("0.99")  # recognised by being this very object
+LAMBS_WEIGHT_NORM = 10.0  # torch_npu clamps a parameter's norm to it
 
 
-class NpuFusedOptimizer(FusedOptimizer):
-    """The methods that torch_npu's optimizers have in addition to torch's."""
+class NpuFusedOptimizerBase(torch.optim.Optimizer):
+    """The base of torch_npu's optimizers: the methods that they have in addition to torch's.
+
+    A class of your own overrides :meth:`step`, as with torch's base. torch_npu's way of writing one, on tensors into
+    which it has combined all parameters, gradients and states, does not work: they do not exist here.
+
+    Args:
+        params: parameters or groups
+        default: a dict of the options of all groups
+    """
 
     is_fused_optimizer = True
+
+    def __init__(self, params: Params, default: dict[str, Any]) -> None:
+        super().__init__(params, default)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.step is torch.optim.Optimizer.step:
+            cls.step = _without_combined_tensors  # type: ignore[assignment]
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Sets the gradients to zero, or with ``set_to_none`` to None."""
@@ -33,10 +70,17 @@ class NpuFusedOptimizer(FusedOptimizer):
 
     def clip_grad_norm_fused_(self, max_norm: float, norm_type: float = 2) -> Tensor:
         """Scales all gradients in place so that their norm is at most ``max_norm``; returns the norm before."""
-        return clip_grad_norm_(self._params(), max_norm, norm_type)
+        return clip_grad_norm_((p for group in self.param_groups for p in group["params"]), max_norm, norm_type)
 
 
-class NpuFusedAdamW(NpuFusedOptimizer, AdamW):
+def _without_combined_tensors(self: NpuFusedOptimizerBase, closure: Any = None) -> None:
+    raise NotImplementedError(
+        f"{type(self).__name__} has no step(): torch_npu's combined tensors do not exist here; override step(), or "
+        "write the update as a rule (CONTRIBUTING.md)"
+    )
+
+
+class NpuFusedAdamW(NpuFusedOptimizerBase, AdamW):
     """torch_npu's name for :class:`fusedadam.AdamW`.
 
     Parameters may be float32, float16, bfloat16 or float64, mixed, and may move or be replaced at any time.
@@ -58,7 +102,26 @@ class NpuFusedAdamW(NpuFusedOptimizer, AdamW):
         )  # fmt: skip
 
 
-class NpuFusedAdamP(NpuFusedOptimizer, AdamP):
+class NpuFusedAdam(NpuFusedOptimizerBase, Adam):
+    """torch_npu's name for :class:`fusedadam.Adam`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedAdam(model.parameters(), lr=2e-3, weight_decay=0.05)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, amsgrad: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad
+        )  # fmt: skip
+
+
+class NpuFusedAdamP(NpuFusedOptimizerBase, AdamP):
     """torch_npu's name for :class:`fusedadam.AdamP`.
 
     Example:
@@ -78,7 +141,7 @@ class NpuFusedAdamP(NpuFusedOptimizer, AdamP):
         )  # fmt: skip
 
 
-class NpuFusedBertAdam(NpuFusedOptimizer, BertAdam):
+class NpuFusedBertAdam(NpuFusedOptimizerBase, BertAdam):
     """torch_npu's name for :class:`fusedadam.BertAdam`, with ``b2=0.99``, as its page says.
 
     Gradients are clipped by each parameter's own norm, as in the code that the page cites; a group with
@@ -114,6 +177,156 @@ def _warn_about_b2() -> None:
         "code that the page cites use 0.999. Pass b2=0.999 for their results, or b2=0.99 to keep the page's.",
         stacklevel=6,  # where the optimizer is made
     )
+
+
+class NpuFusedSGD(NpuFusedOptimizerBase, SGD):
+    """torch_npu's name for :class:`fusedadam.SGD`. ``lr`` must be given, here or in every group.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedSGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    options = SGD.options | {"lr": checks.unless(required, checks.number)}  # torch names the group that has none
+
+    def __init__(
+        self, params: Params, lr: float = required,  # type: ignore[assignment]
+        momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov)
+
+
+class NpuFusedAdadelta(NpuFusedOptimizerBase, Adadelta):
+    """torch_npu's name for :class:`fusedadam.Adadelta`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedAdadelta(model.parameters(), rho=0.95)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(self, params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
+
+
+class NpuFusedRMSprop(NpuFusedOptimizerBase, RMSprop):
+    """torch_npu's name for :class:`fusedadam.RMSprop`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedRMSprop(model.parameters(), momentum=0.9, centered=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0,
+        momentum: float = 0, centered: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
+        )  # fmt: skip
+
+
+class NpuFusedRMSpropTF(NpuFusedOptimizerBase, RMSpropTF):
+    """torch_npu's name for :class:`fusedadam.RMSpropTF`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedRMSpropTF(model.parameters(), momentum=0.9)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, alpha: float = 0.9, eps: float = 1e-10, weight_decay: float = 0,
+        momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False, lr_in_momentum: bool = True,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
+            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum,
+        )  # fmt: skip
+
+
+class NpuFusedLamb(NpuFusedOptimizerBase, Lamb):
+    """torch_npu's Lamb: :class:`fusedadam.Lamb` without bias correction, and with a weight norm of at most 10.
+
+    Args:
+        adam: a trust ratio of 1
+        use_global_grad_norm: divide the gradients by the norm of all of them together where that is above 1
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = NpuFusedLamb(model.parameters(), weight_decay=0.01, use_global_grad_norm=True)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    fixed = {"bias_correction": False}
+    derived = Lamb.derived | {"max_weight_norm": lambda group: LAMBS_WEIGHT_NORM}
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0, adam: bool = False, use_global_grad_norm: bool = False,
+    ) -> None:  # fmt: skip
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, adam=adam,
+            use_global_grad_norm=use_global_grad_norm,
+        )  # fmt: skip
+
+
+class MindSpeedAdamW(AdamW):
+    """MindSpeed's ``AdamW``: :class:`fusedadam.AdamW` with MindSpeed's arguments.
+
+    Args:
+        adam_w_mode: accepted, and ignored, as by MindSpeed: weight decay is always decoupled
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = MindSpeedAdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, adam_w_mode: bool = False, *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        checks.boolean("adam_w_mode", adam_w_mode)
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
+        )  # fmt: skip
+
+
+class FusedTorchAdamW(AdamW):
+    """MindSpeed's name for torch's fused AdamW: :class:`fusedadam.AdamW`.
+
+    Args:
+        adam_w_mode: accepted, and ignored, as by MindSpeed: weight decay is always decoupled
+        foreach, fused: accepted, but without effect: every step is fused
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = FusedTorchAdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, adam_w_mode: bool = False, *, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+    ) -> None:  # fmt: skip
+        checks.boolean("adam_w_mode", adam_w_mode)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused,
+        )  # fmt: skip
 
 
 class FusedEmaAdamW(EmaAdamW):

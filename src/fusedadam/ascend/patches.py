@@ -295,6 +295,9 @@ def _made_by(real: type, make: Callable[..., Any]) -> type:
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return make(*args, **kwargs) if device.installed() else real(*args, **kwargs)
 
+        def __getattr__(cls, name: str) -> Any:  # torch.Event.from_ipc_handle and the like
+            return getattr(real, name)
+
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, real)
 

@@ -24,12 +24,14 @@ from fusedadam.ascend import device as devices
 from fusedadam.ascend.install import real_torch_npu
 from fusedadam.cli import frame, streams
 
+STDIN = "-"  # the script comes from standard input
+
 
 def main(arguments: Sequence[str]) -> int:
     with streams.checked():
         options = _options(arguments)
     script, *rest = options.rest
-    if not options.module:
+    if not options.module and script != STDIN:
         with _opening(path := os.path.join(os.getcwd(), script)):
             os.stat(path)  # before anything is said about devices
     if real_torch_npu():
@@ -51,20 +53,38 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "run",
         "Runs a script written for Ascend's torch_npu or MindSpeed, unmodified, on a GPU or the CPU.",
-        {"train.py --epochs 3": "like python train.py --epochs 3", "--device cpu -m mypackage.train": "on the CPU"},
+        {
+            "train.py --epochs 3": "like python train.py --epochs 3",
+            "--device cpu -m mypackage.train": "on the CPU",
+            "- < train.py": "a script from standard input",
+        },
         "Everything after SCRIPT or MODULE is passed to it, and its exit code is that of the script.",
     )
-    parser.usage = "%(prog)s [-h] [-q] [--device KIND] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    parser.usage = "%(prog)s [-h] [-q] [--device KIND] (SCRIPT | -m MODULE | -) [ARGUMENTS ...]"
     parser.add_argument(
         "--device", metavar="KIND", help='what "npu" means: cuda, cpu, ... (default: the best there is)'
     )
     parser.add_argument("-q", "--quiet", action="store_true", help='do not print what "npu" means')
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_separated(arguments))
     if not options.rest:
         parser.error("a SCRIPT or -m MODULE is missing")
     return options
+
+
+def _separated(arguments: Sequence[str]) -> list[str]:
+    """Our own options, and then the script's, which argparse must not read: it would take a `--` or `-m` of theirs."""
+    own = list(arguments)
+    for k, argument in enumerate(own):
+        if argument == "--":  # ends the options, as for python
+            return [*own[:k], *own[k + 1 :]]
+        if argument.startswith("-m") and argument != "-m":  # -mMODULE
+            return [*own[:k], "-m", argument[2:], *own[k + 1 :]]
+        is_value = k > 0 and own[k - 1] == "--device"
+        if argument in ("-m", STDIN) or not (argument.startswith("-") or is_value):
+            break
+    return own
 
 
 def _say(options: argparse.Namespace, sentence: str) -> None:
@@ -96,6 +116,10 @@ def _run(given: str, is_module: bool) -> None:
     if is_module:
         runpy._run_module_as_main(given)  # type: ignore[attr-defined]  # what python -m itself does
         return
+    if given == STDIN:
+        _put_first("")
+        _execute(sys.stdin.buffer.read(), "<stdin>", main, importlib.machinery.BuiltinImporter)
+        return
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         _put_first(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
@@ -103,15 +127,19 @@ def _run(given: str, is_module: bool) -> None:
     with _opening(path), io.open_code(path) as file:
         source = file.read()
     _put_first(os.path.dirname(os.path.realpath(path)))
-    main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__["__cached__"] = None
+    _execute(source, path, main, importlib.machinery.SourceFileLoader("__main__", path))
+
+
+def _execute(source: bytes, path: str, main: types.ModuleType, loader: Any) -> None:
+    main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _fresh_main() -> types.ModuleType:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):  # where a module has it from the beginning
+        main.__annotations__ = {}
     return main
 
 

@@ -20,10 +20,18 @@ from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 def adam_scalars(
     step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar, max_grad_norm: Scalar
 ) -> dict[str, Any]:
+    return scalars_of_powers(beta1**step, beta2**step, lr, beta1, beta2, eps, weight_decay, max_grad_norm)
+
+
+def scalars_of_powers(
+    power1: Scalar, power2: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar,
+    max_grad_norm: Scalar,
+) -> dict[str, Any]:
+    """``power1``, ``power2``: the betas to the power of the step; 0 for no bias correction."""
     return {
         "decay": 1 - lr * weight_decay, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
         "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": divide(lr, 1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
+        "step_size": divide(lr, 1 - power1), "debias2": 1 / sqrt(1 - power2),
     }
 
 

@@ -1,9 +1,31 @@
 from typing import Any
 
 from fusedadam.ascend import missing
-from fusedadam.ascend.optimizers import NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from fusedadam.ascend.optimizers import (
+    NpuFusedAdadelta,
+    NpuFusedAdam,
+    NpuFusedAdamP,
+    NpuFusedAdamW,
+    NpuFusedBertAdam,
+    NpuFusedLamb,
+    NpuFusedOptimizerBase,
+    NpuFusedRMSprop,
+    NpuFusedRMSpropTF,
+    NpuFusedSGD,
+)
 
-__all__ = ["NpuFusedAdamP", "NpuFusedAdamW", "NpuFusedBertAdam"]
+__all__ = [
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
+    "NpuFusedAdamP",
+    "NpuFusedAdamW",
+    "NpuFusedBertAdam",
+    "NpuFusedLamb",
+    "NpuFusedOptimizerBase",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,3 @@
+from fusedadam.ascend.optimizers import NpuFusedOptimizerBase
+
+__all__ = ["NpuFusedOptimizerBase"]
