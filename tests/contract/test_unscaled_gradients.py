@@ -225,6 +225,38 @@ def test_gradients_that_come_to_share_memory_are_noticed():
     assert torch.equal(buffer, torch.ones(16))
 
 
+@pytest.mark.parametrize("what", ["another parameter", "a moment"])
+def test_gradients_that_come_to_share_memory_with_something_else_are_noticed(what):
+    first, second = params = leaves([(8,), (8,)])
+    optimizer = fusedadam.AdamW(params)
+    for step in range(2):
+        set_grads(params, step)
+        scaled(optimizer)
+    set_grads(params, 2)
+    first.grad = (second.detach() if what == "another parameter" else optimizer.state[second]["exp_avg"]).view(8)
+    before = everything(optimizer)
+    with pytest.raises(RuntimeError, match="share memory; each needs a tensor"):
+        scaled(optimizer)
+    assert_unchanged(optimizer, before)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has gradients of the parameter's dtype")
+@pytest.mark.parametrize("backend", ["numba", "eager"])
+@pytest.mark.parametrize("layout", ["as the parameter", "with gaps"])
+def test_float64_gradients_keep_their_bits(backend, layout):
+    """Of parameters that are updated in float32."""
+    (param,) = leaves([(4,)])
+    param.grad_dtype = None
+    optimizer = fusedadam.AdamW([param], backend=backend)
+    for scale, found_inf in ((8.0, 0.0), (1.0, 0.0), (8.0, 1.0)):
+        param.grad = torch.tensor([1e300, 1e-60, 1 / 3, -7.0], dtype=F64)
+        if layout == "with gaps":
+            param.grad = LAYOUTS[layout](param.grad)
+        expected = param.grad / (1 if found_inf else scale)
+        scaled(optimizer, scale, found_inf)
+        assert torch.equal(param.grad, expected)
+
+
 def test_interleaved_gradients_do_not_share_memory():
     first, second = params = leaves([(8,), (8,)])
     optimizer, buffer = fusedadam.AdamW(params), torch.full((8, 2), SCALE)

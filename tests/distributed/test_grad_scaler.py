@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
 from tests.distributed.follow import assert_close, size_of
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
@@ -115,6 +115,21 @@ def redistributed(optimizer: str) -> None:
         for p, g in zip(params, grads, strict=True):
             assert torch.equal(p.grad.full_tensor(), g * (4 if found_inf else 1))
     assert all(opt.state[p]["step"] == 2 for p in params)
+
+
+def partial() -> None:
+    """A parameter without dimensions, and zeros without memory, as gradients that are still to be summed."""
+    params = [parameter(torch.ones(()), mesh_of(2), R), parameter(torch.ones(4), mesh_of(2), S0)]
+    opt = make("AdamW", params)
+    for p, local in zip(params, (torch.full((), 4.0), torch._efficientzerotensor((4,))), strict=True):
+        p.grad = DTensor.from_local(local, mesh_of(2), [Partial()], run_check=False)
+    opt.grad_scale, opt.found_inf = torch.full((1,), 4.0), torch.zeros(1)
+    opt.step()
+    assert params[0].grad.full_tensor() == 2
+
+
+def test_gradients_that_are_still_to_be_summed_are_left_unscaled(two):
+    two.run(partial)
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamP clipped"])

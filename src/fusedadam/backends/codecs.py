@@ -13,7 +13,7 @@ from typing import Any
 
 from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import FORMATS, Format
+from fusedadam.tensors.formats import FORMATS, Format, loses_bits
 from fusedadam.tensors.formats.format import OPS
 from fusedadam.tensors.formats.noise import HALF, mixed, multiplier, step_key
 from fusedadam.tensors.formats.plain import round_to_odd
@@ -76,6 +76,7 @@ class StageFormats:
         self.by_block = any(fmt.by_block for fmt in self.formats.values())
         self.written_by_block = [name for name in stage.writes if self.formats[name].by_block]
         self.is_stochastic = any(self.formats[name].is_stochastic for name in stage.writes)
+        self.stores_grad = stage.unscales and not loses_bits(formats["grad"], compute)  # if gradients are scaled
 
     @property
     def is_busy(self) -> bool:

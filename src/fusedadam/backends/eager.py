@@ -21,7 +21,7 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS
+from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, loses_bits
 from fusedadam.tensors.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
 from fusedadam.tensors.formats.tensors import load, store
 
@@ -58,6 +58,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     every = (item for r, fmt in formats.items() for item in fmt.arrays_of(r).items())
     per_word = {name: BLOCK if array.by == "block" else 1 for name, array in every}
     stochastic = [r for r in stage.writes if formats[r].is_stochastic]
+    stores_grad = stage.unscales and not loses_bits(table.formats["grad"], table.compute)
 
     def visit(roles: Roles, k: int, scalars: Sequence[Tensor], row: slice, column: slice) -> None:
         here = {r: [roles[n][row, _in_words(column, per_word[n])] for n in arrays[r]] for r in stage.arrays}
@@ -70,7 +71,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         for role, value in zip(stage.writes, results, strict=False):
             noise = noise_of(role) if noise_of is not None and role in stochastic else None
             store(formats[role], here[role], value, noise)
-        if table.grad_scale is not None and stage.unscales:
+        if table.grad_scale is not None and stores_grad:
             store(formats["grad"], here["grad"], values["grad"])
         size = sums.SEGMENT["element"]
         for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):

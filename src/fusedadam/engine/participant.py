@@ -14,7 +14,15 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, block_shape, names_in
+from fusedadam.tensors.formats import (
+    FORMAT_OF_DTYPE,
+    FORMATS,
+    Array,
+    block_shape,
+    compute_dtype,
+    loses_bits,
+    names_in,
+)
 from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
 from fusedadam.tensors.transfer import capturing
@@ -67,6 +75,13 @@ class Participant:
     @property
     def redistributes_grad(self) -> bool:
         return not self.is_absent and not is_sharded_like(self.grad, self.param)
+
+    @property
+    def has_wider_grad(self) -> bool:
+        """Whether a step computes with fewer bits than its gradient has."""
+        return self.grad is not None and loses_bits(
+            FORMAT_OF_DTYPE[self.grad.dtype], FORMAT_OF_DTYPE[compute_dtype(self.param.dtype)]
+        )
 
     def as_member(self) -> Member:
         return Member(

@@ -163,8 +163,10 @@ class Plan:
         names = {"param": PARAM, "grad": GRAD}
         slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.arrays} for p in present}
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
-        redistributed = [at[p.index, GRAD] for p in present if p.redistributes_grad]
-        self._unscaling = Unscaling([at[p.index, GRAD] for p in present], redistributed)
+        self._unscaling = Unscaling(
+            {slot: name for slots in slots_of.values() for name, slot in slots.items()},
+            apart=[at[p.index, GRAD] for p in present if p.redistributes_grad or p.has_wider_grad],
+        )
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
             for table in (launch.table for launch in self.launches)

@@ -257,7 +257,7 @@ class _Writer:
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
-            *(memory.store("grad", "_i", "grad") if self.scaled and stage.unscales else []),
+            *(memory.store("grad", "_i", "grad") if self.scaled and memory.stores_grad else []),
         ]
 
     def results(self) -> str:

@@ -344,7 +344,7 @@ class _Writer:
             f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
-            *(self.unscaled(memory.store("grad", places["grad"], "grad", mask)) if stage.unscales else []),
+            *(self.unscaled(memory.store("grad", places["grad"], "grad", mask)) if memory.stores_grad else []),
         ]
 
     def unscaled(self, store: list[str]) -> list[str]:

@@ -47,7 +47,7 @@ from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
 from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
 
 __all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "block_shape"]
-__all__ += ["compute_dtype", "names", "names_in", "nearest", "register"]
+__all__ += ["compute_dtype", "loses_bits", "names", "names_in", "nearest", "register"]
 
 FORMATS: dict[str, Format] = {}
 
@@ -80,6 +80,11 @@ def names_in(role: str, state: Container[str]) -> list[str]:
 def compute_dtype(param: torch.dtype) -> torch.dtype:
     """float64 parameters are updated in float64 and all others in float32, in whichever format the other roles are."""
     return torch.float64 if param == torch.float64 else torch.float32
+
+
+def loses_bits(fmt: str, compute: str) -> bool:
+    """Whether values of a format are rounded when they are loaded, to compute with them in another."""
+    return fmt == "f64" and compute != "f64"
 
 
 def names(dtypes: Iterable[torch.dtype]) -> str:
