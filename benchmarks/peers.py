@@ -26,6 +26,18 @@ def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, fused=True, **options)
 
 
+def torch_sgd(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, fused=True, **options)
+
+
+def torch_rmsprop(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, foreach=True, **options)  # there is no fused one
+
+
+def torch_adadelta(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adadelta(params, foreach=True, **options)  # there is no fused one
+
+
 def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:
     """AdamP as its authors published it."""
     if importlib.util.find_spec("adamp") is None:

@@ -16,18 +16,22 @@ from peers import (
     our_clip_grad_norm_,
     same_bytes_no_mathematics,
     scaled,
+    torch_adadelta,
     torch_clip_grad_norm_,
     torch_fused,
+    torch_rmsprop,
+    torch_sgd,
 )
 from rows import Faster, OfCopy, OfTheTime, Row, main
 
-from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam import SGD, Adadelta, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSprop
 from fusedadam.cli.harness import shapes as models
-from fusedadam.cli.peers import BertAdamLoop, TorchAdamWWithEma
+from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma
 
 FP32, BF16, FP16 = "float32", "bfloat16", "float16"
 CLIP = {"max_grad_norm": 1.0}
 SCHEDULE = {"warmup": 0.1, "t_total": 100_000}  # as BERT is trained
+MOMENTUM = {"momentum": 0.9}
 ALL_PROJECTED = {"delta": 1e6}  # above every cosine: each matrix is projected by channel, as with batch norm
 CAPTURABLE = {"capturable": True}
 BIG, TWO, SMALL = cases.one(32), cases.two_matrices(), models.many_small(4096)
@@ -58,6 +62,11 @@ ON_GPU = [
     Row("AdamP bf16, gpt", AdamP, adamp, models.gpt(), BF16, [Faster(), OfCopy(80)]),
     Row("AdamP bf16, llama", AdamP, adamp, models.llama(), BF16, [Faster(), OfCopy(88)]),
     Row("BertAdam bf16, gpt", BertAdam, BertAdamLoop, models.gpt(), BF16, [Faster()], SCHEDULE),
+    Row("SGD fp32 with momentum, llama", SGD, torch_sgd, models.llama(), FP32, [Faster()], MOMENTUM),
+    Row("RMSprop fp32, llama", RMSprop, torch_rmsprop, models.llama(), FP32, [Faster()]),
+    Row("Adadelta fp32, llama", Adadelta, torch_adadelta, models.llama(), FP32, [Faster()]),
+    Row("Lamb fp32, gpt", Lamb, LambLoop, models.gpt(), FP32, [Faster()]),
+    Row("Lamb fp32, llama", Lamb, LambLoop, models.llama(), FP32, [Faster()]),
     Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
     Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
@@ -79,6 +88,11 @@ ON_CPU = [
     Row("AdamP fp32, two matrices", AdamP, adamp, TWO, FP32, [Faster(12)]),
     Row("AdamP fp32, 1,000 small tensors", AdamP, adamp, SMALL, FP32, [Faster(8)]),
     Row("AdamP fp32, 1,000 small matrices", AdamP, adamp, cases.small_matrices(4096), FP32, [Faster(8)]),
+    Row("SGD fp32, 33.5M", SGD, torch_sgd, BIG, FP32, [Faster(1)]),
+    Row("SGD fp32 with momentum, 33.5M", SGD, torch_sgd, BIG, FP32, [Faster(1)], MOMENTUM),
+    Row("RMSprop fp32, 33.5M", RMSprop, torch_rmsprop, BIG, FP32, [Faster(1)]),
+    Row("Adadelta fp32, 33.5M", Adadelta, torch_adadelta, BIG, FP32, [Faster(1)]),
+    Row("Lamb fp32, 33.5M", Lamb, LambLoop, BIG, FP32, [Faster(1)]),
 ]
 # fmt: on
 

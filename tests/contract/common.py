@@ -28,9 +28,36 @@ CLIPPED = {
     "BertAdam by group": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="group"),
     "BertAdam over all": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="all"),
 }
-MAKERS = PLAIN | CLIPPED
-EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-EVERY_PLAIN = pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+# Beyond Adam. What is tested here is the base's, so the quick tests take three: one whose first step is special, one
+# with a state that begins at one, and one that sums.
+QUICK = ("SGD", "RMSpropTF", "Lamb")
+REST_PLAIN = {
+    "SGD": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1),
+    "RMSprop": functools.partial(fusedadam.RMSprop, lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1),
+    "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, momentum=0.9, weight_decay=0.1),
+    "Adadelta": functools.partial(fusedadam.Adadelta, lr=0.5, weight_decay=0.1, maximize=True),
+    "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
+}
+REST_CLIPPED = {
+    "SGD clipped": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, nesterov=True, max_grad_norm=1.0),
+    "RMSprop clipped": functools.partial(fusedadam.RMSprop, lr=1e-2, max_grad_norm=1.0),
+    "Adadelta clipped": functools.partial(fusedadam.Adadelta, max_grad_norm=1.0),
+    "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
+    "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
+}
+MAKERS = PLAIN | CLIPPED | REST_PLAIN | REST_CLIPPED
+
+
+def rows(makers):
+    rest = REST_PLAIN | REST_CLIPPED
+    return [
+        pytest.param(make, id=name, marks=[pytest.mark.exhaustive] * (name in rest and name not in QUICK))
+        for name, make in makers.items()
+    ]
+
+
+EVERY = pytest.mark.parametrize("make", rows(MAKERS))
+EVERY_PLAIN = pytest.mark.parametrize("make", rows(PLAIN | REST_PLAIN))
 
 
 def leaves(shapes=SHAPES, dtypes=(F32,), seed=0, device="cpu"):

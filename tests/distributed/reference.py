@@ -25,6 +25,7 @@ ELEMENTWISE = {
     "AdamW": functools.partial(fusedadam.AdamW, **ADAM),
     "Adam amsgrad": functools.partial(fusedadam.Adam, **ADAM, amsgrad=True),
     "EmaAdamW": functools.partial(fusedadam.EmaAdamW, **ADAM, ema_decay=0.9),
+    "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, weight_decay=0.1, momentum=0.9),
 }
 SUMMING = {
     "AdamP nesterov": functools.partial(fusedadam.AdamP, **ADAM, nesterov=True),
@@ -32,6 +33,7 @@ SUMMING = {
     "BertAdam parameter": functools.partial(fusedadam.BertAdam, **BERT, max_grad_norm=0.5, clip="parameter"),
     "BertAdam group": functools.partial(fusedadam.BertAdam, **BERT, clip="group"),
     "BertAdam all": functools.partial(fusedadam.BertAdam, **BERT, clip="all"),
+    "Lamb": functools.partial(fusedadam.Lamb, **ADAM, use_global_grad_norm=True),
     "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, **ADAM, ema_decay=0.9, max_grad_norm=1.0),
 }
 OPTIMIZERS: dict[str, Callable[..., Any]] = ELEMENTWISE | SUMMING
