@@ -13,7 +13,7 @@ import torch
 
 import fusedadam
 from fusedadam import clipping, functional, in_backward, schedules
-from fusedadam.ascend import aclnn, apply_adam, operators
+from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import adadelta, adamp, adamw, bert_adam, ema_adamw, lamb, rmsprop, sgd
 from tests.support import BF16, F32, F64, PLACES
@@ -112,7 +112,7 @@ def test_no_block_is_left_out():
 
 
 DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
-DOCUMENTED += [sgd, aclnn, apply_adam, ascend_optimizers, operators]
+DOCUMENTED += [sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

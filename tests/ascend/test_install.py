@@ -13,8 +13,10 @@ X = torch.arange(4.0)
 @pytest.mark.parametrize(
     ("module", "names"),
     {
-        "torch_npu": "npu optim __version__",
-        "torch_npu.optim": "NpuFusedAdamW NpuFusedAdamP NpuFusedBertAdam",
+        "torch_npu": "npu optim __version__ npu_apply_adam npu_apply_adam_w npu_bert_apply_adam",
+        "torch_npu.optim": "NpuFusedAdamW NpuFusedAdamP NpuFusedBertAdam NpuFusedSGD NpuFusedAdam NpuFusedAdadelta "
+        "NpuFusedLamb NpuFusedRMSprop NpuFusedRMSpropTF NpuFusedOptimizerBase",
+        "torch_npu.optim.npu_fused_optim_base": "NpuFusedOptimizerBase",
         "torch_npu.npu": "is_available Stream amp",
         "torch_npu.npu.amp": "autocast GradScaler",
         "torch_npu.contrib": "",
@@ -23,7 +25,10 @@ X = torch.arange(4.0)
         "torch.npu.amp": "autocast GradScaler",
         "mindspeed.ops.npu_apply_fused_adamw_v2": "npu_apply_fused_adamw_v2",
         "mindspeed.ops.npu_apply_fused_ema_adamw": "npu_apply_fused_ema_adamw",
-        "mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw": "FusedEmaAdamW",
+        "mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw": "FusedEmaAdamW fused_ema_adamw",
+        "mindspeed.core.optimizer.adamw": "AdamW FusedTorchAdamW",
+        "mindspeed.optimizer.adamw": "AdamW FusedTorchAdamW",
+        "mindspeed.optimizer.ema_adamw": "FusedEmaAdamW fused_ema_adamw",
     }.items(),
 )
 def test_modules_are_there_with_their_names(kind, module, names):

@@ -11,8 +11,7 @@ from torch.optim.optimizer import required
 
 import fusedadam
 from fusedadam import ascend
-from fusedadam.ascend import NpuFusedOptimizerBase
-from fusedadam.ascend.optimizers import MindSpeedAdamW
+from fusedadam.ascend import NpuFusedOptimizerBase, mindspeed
 from tests.ascend.training import assert_same, leaves, params_of, train
 from tests.meaning.by_hand import LambByHand, RMSpropTFByHand, norm_by_hand
 from tests.support import BF16, F16, F32, F64
@@ -25,7 +24,7 @@ CLASSES = {
     "RMSprop": functools.partial(ascend.NpuFusedRMSprop, **MOMENTUM, centered=True),
     "RMSpropTF": functools.partial(ascend.NpuFusedRMSpropTF, **MOMENTUM, centered=True),
     "Lamb": functools.partial(ascend.NpuFusedLamb, use_global_grad_norm=True),
-    "MindSpeed's AdamW": MindSpeedAdamW,
+    "MindSpeed's AdamW": mindspeed.AdamW,
     "MindSpeed's FusedTorchAdamW": ascend.FusedTorchAdamW,
 }
 EVERY = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)

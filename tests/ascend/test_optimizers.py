@@ -15,7 +15,7 @@ from torch.optim.optimizer import required
 
 import fusedadam
 from fusedadam import ascend
-from fusedadam.ascend import optimizers
+from fusedadam.ascend import mindspeed, optimizers
 from tests.ascend.training import assert_same, leaves, params_of, set_grads, tensors, train
 from tests.meaning.by_hand import AdamByHand, AdamPByHand, BertAdamByHand, EmaAdamByHand
 from tests.meaning.judge import judge
@@ -169,7 +169,7 @@ PAIRS = [
     (ascend.NpuFusedLamb, {}, fusedadam.Lamb, {**NPUS_LAMB, "weight_decay": 0}),
     (ascend.NpuFusedLamb, LAMB, fusedadam.Lamb, {**LAMB, **NPUS_LAMB}),
     (ascend.NpuFusedLamb, {"adam": True}, fusedadam.Lamb, {**NPUS_LAMB, "weight_decay": 0, "adam": True}),
-    (optimizers.MindSpeedAdamW, {"maximize": True}, fusedadam.AdamW, {"maximize": True}),
+    (mindspeed.AdamW, {"maximize": True}, fusedadam.AdamW, {"maximize": True}),
     (ascend.FusedTorchAdamW, {**ADAMW, "fused": True}, fusedadam.AdamW, ADAMW),
     (NpuFusedAdamW, {}, fusedadam.AdamW, {}),
     (NpuFusedAdamW, ADAMW, fusedadam.AdamW, ADAMW),
@@ -203,7 +203,7 @@ PACKAGES = [
     (ascend.NpuFusedAdam, torch.optim.Adam, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True}),
     (ascend.NpuFusedAdadelta, torch.optim.Adadelta, {"rho": 0.8, "weight_decay": 0.1}),
     (ascend.NpuFusedRMSprop, torch.optim.RMSprop, CENTERED),
-    (optimizers.MindSpeedAdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
+    (mindspeed.AdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
     (ascend.FusedTorchAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     (NpuFusedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": False}),
     (NpuFusedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True}),

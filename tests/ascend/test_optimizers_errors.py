@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fusedadam import ascend
-from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
-from fusedadam.ascend.optimizers import MindSpeedAdamW
+from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam, mindspeed
 from tests import test_checks as engine
 from tests.test_checks import KINDS, VALUES, everything, leaf, refused
 
@@ -18,7 +17,7 @@ NPU_ADAMW, NPU_ADAMP, NPU_BERT, EMA_ADAMW = ((cls,) for cls in CLASSES)
 WITH_BETAS = NPU_ADAMW + NPU_ADAMP + EMA_ADAMW
 NEIGHBOURS = (
     ascend.NpuFusedAdam, ascend.NpuFusedAdadelta, ascend.NpuFusedLamb, ascend.NpuFusedRMSprop, ascend.NpuFusedRMSpropTF,
-    MindSpeedAdamW, ascend.FusedTorchAdamW,
+    mindspeed.AdamW, ascend.FusedTorchAdamW,
 )  # fmt: skip
 RMSPROPS = (ascend.NpuFusedRMSprop, ascend.NpuFusedRMSpropTF)
 BELOW_ZERO = [(-0.1, ValueError), (math.nan, ValueError), ("0.9", TypeError)]
@@ -98,7 +97,7 @@ def test_sgd_may_have_a_learning_rate_in_each_group_alone():
     assert torch.equal(second, expected[1])
 
 
-@pytest.mark.parametrize("cls", [MindSpeedAdamW, ascend.FusedTorchAdamW])
+@pytest.mark.parametrize("cls", [mindspeed.AdamW, ascend.FusedTorchAdamW])
 def test_mindspeeds_mode_must_be_a_bool(cls):
     with pytest.raises(TypeError, match=r"^adam_w_mode\b"):
         cls([leaf(2)], adam_w_mode=1)

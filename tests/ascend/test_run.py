@@ -169,8 +169,8 @@ fail()
 """
 
 
-@pytest.mark.parametrize("arguments", [["-"], ["-", "-m", "--", "-"], ["--", "-", "x"]], ids=str)
-def test_a_script_from_standard_input_cannot_tell_either(world, arguments):
+def test_a_script_from_standard_input_cannot_tell_either(world):
+    arguments = ["--", "-", "-m", "--", "-"]
     plain = python(*arguments, cwd=world / "work", typed=FROM_STDIN)
     ours = python("-m", "fusedadam", "run", "-q", *arguments, cwd=world / "work", typed=FROM_STDIN)
     assert plain.returncode == ours.returncode == 1

@@ -203,7 +203,7 @@ def test_checkpoints_between_torch_and_npu_fused_adamw(run, tmp_path):
 
 TORCHS = {
     "NpuFusedSGD": torch.optim.SGD, "NpuFusedAdam": torch.optim.Adam, "NpuFusedAdadelta": torch.optim.Adadelta,
-    "NpuFusedRMSprop": torch.optim.RMSprop, "MindSpeedAdamW": torch.optim.AdamW, "FusedTorchAdamW": torch.optim.AdamW,
+    "NpuFusedRMSprop": torch.optim.RMSprop, "AdamW": torch.optim.AdamW, "FusedTorchAdamW": torch.optim.AdamW,
 }  # fmt: skip
 NPUS_LAMB = {"weight_decay": 0, "bias_correction": False, "max_weight_norm": 10.0}
 

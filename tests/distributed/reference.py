@@ -35,6 +35,12 @@ SUMMING = {
     "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, **ADAM, ema_decay=0.9, max_grad_norm=1.0),
 }
 OPTIMIZERS: dict[str, Callable[..., Any]] = ELEMENTWISE | SUMMING
+# Beyond Adam: what is sharded is the base's business, so only some tests take these.
+BEYOND_ADAM: dict[str, Callable[..., Any]] = {
+    "SGD": functools.partial(fusedadam.SGD, lr=1e-2, weight_decay=0.1, momentum=0.9, dampening=0.5),
+    "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, weight_decay=0.1, momentum=0.9),
+    "Lamb": functools.partial(fusedadam.Lamb, **ADAM, use_global_grad_norm=True),
+}
 DTYPES = {"float32": F32, "bfloat16": BF16, "float64": F64}
 SHAPES = {
     "matrix": (6, 20),
@@ -67,7 +73,7 @@ def make(optimizer: str, params: list[Any], **options: Any) -> Any:
     more = {"state_dtype": wide, **({"ema_dtype": wide} if optimizer.startswith("Ema") else {})}
     middle = len(params) // 2
     groups = [{"params": params[:middle]}, {"params": params[middle:], "lr": 3e-3, "weight_decay": 0.3}]
-    return OPTIMIZERS[optimizer](groups, **more, **options)
+    return (OPTIMIZERS | BEYOND_ADAM)[optimizer](groups, **more, **options)
 
 
 def after(optimizer: Any, params: list[Any]) -> tuple[float | None, list[str]]:

@@ -21,6 +21,9 @@ OTHERS: dict[str, Any] = {
     "Adam": torch.optim.Adam,
     "EmaAdamW": torch.optim.AdamW,
     "AdamP": adamp.AdamP,
+    "SGD": torch.optim.SGD,
+    "RMSprop": torch.optim.RMSprop,
+    "Adadelta": torch.optim.Adadelta,
 }
 
 

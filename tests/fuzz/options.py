@@ -122,6 +122,27 @@ FAMILIES = [
         ],
         refused=[*REFUSED, ("max_grad_norm", -2), ("b1", 1.0), ("b2", NAN), ("e", -1.0), ("schedule", "linear")],
     ),
+    Family(
+        "SGD",
+        compiled=[{"momentum": 0.9}, {"maximize": True, "max_grad_norm": 0.5}],
+        flags={"momentum": (0.9, 0.0), "nesterov": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, ("dampening", 0.5), ("dampening", -1.0), ("dampening", 0.0)],
+        refused=[*REFUSED, ("momentum", -0.1), ("momentum", None), ("dampening", NAN)],
+    ),
+    Family(
+        "RMSprop",
+        compiled=[{"momentum": 0.9}, {"maximize": True, "max_grad_norm": 0.5}],
+        flags={"momentum": (0.9, 0.0), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, ("alpha", 0.5), ("alpha", 0.0), ("eps", 1e-3)],
+        refused=[*REFUSED, ("alpha", -0.1), ("eps", -1e-8), ("momentum", NAN)],
+    ),
+    Family(
+        "Adadelta",
+        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
+        flags={"maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, ("rho", 0.5), ("rho", 0.0), ("rho", 1.0), ("eps", 1e-3)],
+        refused=[*REFUSED, ("rho", 1.5), ("rho", NAN), ("eps", -1e-8)],
+    ),
 ]
 
 # storage of a parameter and of its states, None for the parameter's own

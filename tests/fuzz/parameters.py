@@ -10,7 +10,8 @@ from tests.fuzz.program import Program, a_group, a_param, event
 from tests.fuzz.tensors import DTYPES, LAYOUTS, laid_out, plain
 
 a_layout = st.sampled_from(LAYOUTS)
-a_state = st.sampled_from(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params"])
+SIGNED = ("exp_avg", "ema_params", "momentum_buffer")
+a_state = st.sampled_from([*SIGNED, "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta"])
 has_states = precondition(lambda self: any(kept.states for kept in self.kept))
 
 
@@ -59,7 +60,7 @@ class Parameters(Program):
         kept = self.kept[param]
         if name in kept.states:
             new = self.new_values(param, kept.states[name].dtype)
-            kept.states[name] = new if name in ("exp_avg", "ema_params") else new.abs()
+            kept.states[name] = new if name in SIGNED else new.abs()
             self.optimizer.state[self.params[param]][name] = laid_out(kept.states[name], layout)
 
     @has_states

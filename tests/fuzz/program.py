@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tests.fuzz.judge import compare
 from tests.fuzz.options import Family, Group, groups, lr_of
-from tests.fuzz.reference import STATES, Member, expected_step
+from tests.fuzz.reference import STATES, Member, expected_step, states_of
 from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, is_expanded, laid_out, plain, values
 
 START = {"lr": 0.05, "weight_decay": 0.1}
@@ -198,8 +198,7 @@ class Program(RuleBasedStateMachine):
     def _begin_states(self, kept: Kept) -> None:
         options = self.options[kept.group]
         kept.step = kept.step or 0
-        names = STATES[self.family.name] + (("max_exp_avg_sq",) if options.get("amsgrad") else ())
-        for name in names:
+        for name in states_of(self.family.name, options):
             if name not in kept.states:
                 dtype = options["ema_dtype" if name == "ema_params" else "state_dtype"] or kept.value.dtype
                 begin = kept.value if name == "ema_params" else torch.zeros_like(kept.value)

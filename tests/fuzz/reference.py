@@ -26,7 +26,21 @@ STATES = {
     "EmaAdamW": ("exp_avg", "exp_avg_sq", "ema_params"),
     "AdamP": ("exp_avg", "exp_avg_sq"),
     "BertAdam": ("exp_avg", "exp_avg_sq"),
+    "SGD": (),
+    "RMSprop": ("square_avg",),
+    "Adadelta": ("square_avg", "acc_delta"),
 }
+TORCHS = {  # the options of torch's own
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum"),
+    "Adadelta": ("lr", "rho", "eps", "weight_decay"),
+}
+
+
+def states_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The states that an optimizer keeps under these options."""
+    more = {"max_exp_avg_sq": options.get("amsgrad"), "momentum_buffer": options.get("momentum")}
+    return STATES[name] + tuple(state for state, is_on in more.items() if is_on)
 
 
 @dataclass(frozen=True)
@@ -74,24 +88,27 @@ def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
     if not value.numel():
         return value
     param, decay = member.param.abs(), member.options["weight_decay"]
-    penalty = name == "Adam" or not member.options.get("decoupled", True)
+    penalty = name == "Adam" or name in TORCHS or not member.options.get("decoupled", True)
     grad = member.grad.abs() + (decay * param if penalty else 0.0)
     size = torch.maximum(_roles(member)[role].abs(), value.abs())
-    if role in ("exp_avg_sq", "max_exp_avg_sq"):
+    if role in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
         return torch.maximum(size, grad * grad)
     if role == "exp_avg":
         return torch.maximum(size, grad)
     # how large the update would be if first moment and gradient did not cancel
-    states = {**member.states, "exp_avg": member.states["exp_avg"].abs()}
+    states = {name: value.abs() if name != "ema_params" else value for name, value in member.states.items()}
     alone = replace(
         member, param=torch.zeros_like(param), grad=grad, states=states, options={**member.options, "weight_decay": 0.0}
     )
-    update = 2 * STEPS[name](alone, {})["param"].abs()
-    if (
-        penalty
-    ):  # where it cancels the gradient, their rounding is much of what is left, and the update is divided by it
+    results = STEPS[name](alone, {})
+    cancelled: Any = 1.0
+    if penalty:  # where it cancels the gradient, their rounding is much of what is left
         left = (member.grad + decay * member.param).abs()
-        update = update * (grad / left.clamp_min(torch.finfo(left.dtype).tiny)).clamp_min(1.0)
+        cancelled = (grad / left.clamp_min(torch.finfo(left.dtype).tiny)).clamp_min(1.0)
+    if role in ("momentum_buffer", "acc_delta"):  # what is added is as large, and has been rounded before
+        size = 2 * cancelled * (_roles(member)[role].abs() + value.abs() + results[role].abs())
+        return torch.maximum(size, grad) if name == "SGD" else size
+    update = 2 * results["param"].abs() * cancelled  # it is divided by what is left
     if name == "AdamP" and param.dim() > 1:  # a projection mixes the elements of a row
         rows = tuple(range(param.dim()))
         update, param = (t.amax(rows, keepdim=True).expand_as(param) for t in (update, param))
@@ -109,6 +126,23 @@ def _torch_step(make: Callable[..., torch.optim.Optimizer], member: Member, _: S
     optimizer.step()
     state = {name: value for name, value in optimizer.state[param].items() if name != "step"}
     return {"param": param.detach(), **state}
+
+
+def _torch_step_of(name: str, member: Member, _: States) -> dict[str, Tensor]:
+    """A step of one of torch's optimizers other than Adam."""
+    param = torch.nn.Parameter(member.param.clone())
+    optimizer = getattr(torch.optim, name)([param], foreach=False)
+    group = optimizer.param_groups[0]
+    group.update({option: member.options[option] for option in TORCHS[name]})  # torch checks them only when it is made
+    if (
+        name == "SGD" and member.done == 0
+    ):  # dampened from the second step on; its buffer is zeros, unless someone set it
+        group["dampening"] = 0.0
+    optimizer.state[param] = {state: value.clone() for state, value in member.states.items()}
+    optimizer.state[param]["step"] = torch.tensor(float(member.done))
+    param.grad = member.grad.clone()
+    optimizer.step()
+    return {"param": param.detach(), **{state: optimizer.state[param][state] for state in member.states}}
 
 
 def _ema_step(member: Member, stored: States) -> dict[str, Tensor]:
@@ -168,4 +202,5 @@ STEPS: dict[str, Callable[[Member, States], dict[str, Tensor]]] = {
     "EmaAdamW": _ema_step,
     "AdamP": _adamp_step,
     "BertAdam": _bert_step,
+    **{name: functools.partial(_torch_step_of, name) for name in TORCHS},
 }

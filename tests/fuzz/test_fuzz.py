@@ -13,6 +13,10 @@ from tests.fuzz.options import FAMILIES
 EXAMPLES = 30
 
 
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+LONG = ("RMSprop", "Adadelta")  # their kernels are compiled for these programs alone
+NAMES = [pytest.param(f.name, marks=[pytest.mark.exhaustive] * (f.name in LONG)) for f in FAMILIES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_random_programs(name):
     fuzz(machine(name), EXAMPLES)

@@ -18,7 +18,7 @@ import torch
 
 import fusedadam
 from tests.backends.test_storage import RULES, assert_same, trained
-from tests.support import BF16, CASES, F16, F32, F64, SUMMING, apply, assert_same_bits, draw
+from tests.support import BF16, CASES, F16, F32, F64, MORE_CASES, SUMMING, apply, assert_same_bits, draw
 
 MIXES = ([F32], [BF16], [BF16, F32, F16], [F64])
 # one element, rows on both sides of every tile, a chunk's border, a row of several segments, nothing
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", metavar="K/N")
     part, parts = map(int, parser.parse_args().part.split("/"))
-    mine = (*CASES, *SUMMING)[part - 1 :: parts]
+    mine = (*CASES, *MORE_CASES, *SUMMING)[part - 1 :: parts]
     count = 0
     for case in mine:
         exact = "clip" not in case.rule.name or any(case.flags[f] for f in ("euclidean", "absolute", "infinite"))
@@ -65,7 +65,17 @@ def _with_storage() -> int:
 
 def _with_scalars_on_the_device() -> int:
     """The kernels for scalars and counts, and a step's kernels as one graph, which the third step is at the latest."""
-    makers = (fusedadam.AdamW, fusedadam.AdamP, fusedadam.EmaAdamW, partial(fusedadam.BertAdam, lr=1e-3))
+    makers = (
+        fusedadam.AdamW,
+        fusedadam.AdamP,
+        fusedadam.EmaAdamW,
+        partial(fusedadam.BertAdam, lr=1e-3),
+        partial(fusedadam.SGD, momentum=0.9, dampening=0.5),
+        fusedadam.RMSprop,
+        partial(fusedadam.RMSpropTF, momentum=0.9),
+        fusedadam.Adadelta,
+        fusedadam.Lamb,
+    )
     for make in makers:
         expected = _steps(make, "cpu", backend="eager")
         for options in ({}, {"capturable": True}):

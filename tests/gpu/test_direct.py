@@ -21,6 +21,9 @@ MAKERS = {
     "AdamP": fusedadam.AdamP,
     "BertAdam": lambda params: fusedadam.BertAdam(params, lr=1e-3),
     "EmaAdamW": fusedadam.EmaAdamW,
+    "SGD": lambda params: fusedadam.SGD(params, momentum=0.9, dampening=0.5),
+    "RMSpropTF": lambda params: fusedadam.RMSpropTF(params, momentum=0.9),
+    "Lamb": fusedadam.Lamb,
 }
 
 

@@ -3,7 +3,7 @@
 ``import torch_npu``, ``.npu()`` and ``device="npu"`` work once install() was called. Of the other rooms, only
 ``cli/`` imports it.
 
-optimizers.py  torch_npu's and MindSpeed's optimizers
+optimizers.py  torch_npu's optimizers, mindspeed.py: MindSpeed's
 operators.py   MindSpeed's operators, apply_adam.py: torch_npu's, aclnn.py: CANN's two-phase calls
 install.py     install() and uninstall()
 device.py      the device that "npu" means, and its translation
@@ -24,10 +24,9 @@ from fusedadam.ascend.aclnn import (
 )
 from fusedadam.ascend.apply_adam import npu_apply_adam, npu_apply_adam_w, npu_bert_apply_adam
 from fusedadam.ascend.install import install, uninstall
+from fusedadam.ascend.mindspeed import FusedEmaAdamW, FusedTorchAdamW
 from fusedadam.ascend.operators import fused_ema_adamw, npu_apply_fused_adamw_v2, npu_apply_fused_ema_adamw
 from fusedadam.ascend.optimizers import (
-    FusedEmaAdamW,
-    FusedTorchAdamW,
     NpuFusedAdadelta,
     NpuFusedAdam,
     NpuFusedAdamP,

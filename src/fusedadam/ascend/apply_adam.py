@@ -112,7 +112,7 @@ def npu_apply_adam(
         beta1_power, beta2_power: the betas to the power of *this* step: the betas themselves in the first
         lr, beta1, beta2, grad: as for :func:`npu_apply_adam_w`
         epsilon: added to the root of the second moment, which is not corrected for its bias: lr is
-        use_locking: accepted, and ignored: an update is never interrupted by another of the same process
+        use_locking: accepted, and ignored: there is no lock
         use_nesterov: Nesterov momentum; None means False
         out: as for :func:`npu_apply_adam_w`
 

@@ -74,7 +74,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _separated(arguments: Sequence[str]) -> list[str]:
-    """Our own options, and then the script's, which argparse must not read: it would take a `--` or `-m` of theirs."""
+    """The arguments as argparse needs them to do what python does: without our `--`, and with `-mMODULE` in two."""
     own = list(arguments)
     for k, argument in enumerate(own):
         if argument == "--":  # ends the options, as for python

@@ -27,12 +27,6 @@ def check_class(cls: type[FusedOptimizer]) -> None:
     parameters = list(inspect.signature(cls.__init__).parameters.values())[2:]  # after self and params
     if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
         return  # they are known when an optimizer is made
-    unchecked = [p.name for p in parameters if p.name not in cls.options]
-    if unchecked:
-        raise TypeError(
-            f"{cls.__name__} takes {', '.join(unchecked)} without a check; declare each in options, as in "
-            f"options = OPTIONS | {{{unchecked[0]!r}: checks.number}}"
-        )
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     required = [p.name for p in parameters if p.default is p.empty]
     for name, missing in _missing(cls, defaults):
@@ -48,7 +42,10 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
     """What ``__init__`` has passed on: all that the rule needs, as numbers, and no option that does not exist."""
     for name in options:
         if name not in cls.options:
-            raise TypeError(f"{cls.__name__} has no option {name!r}; it has {', '.join(cls.options)}")
+            raise TypeError(
+                f"{cls.__name__} has no option {name!r}; it has {', '.join(cls.options)}. A new one needs a check: "
+                f"options = OPTIONS | {{{name!r}: checks.number}}"
+            )
     for name, missing in _missing(cls, options):
         what = name if missing == name else f"{name}, which follows from {missing}"
         raise TypeError(

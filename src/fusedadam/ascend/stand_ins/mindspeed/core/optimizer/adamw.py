@@ -1,4 +1,3 @@
-from fusedadam.ascend.optimizers import FusedTorchAdamW
-from fusedadam.ascend.optimizers import MindSpeedAdamW as AdamW
+from fusedadam.ascend.mindspeed import AdamW, FusedTorchAdamW
 
 __all__ = ["AdamW", "FusedTorchAdamW"]

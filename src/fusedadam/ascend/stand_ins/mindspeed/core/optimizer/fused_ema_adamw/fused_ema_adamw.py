@@ -1,4 +1,4 @@
+from fusedadam.ascend.mindspeed import FusedEmaAdamW
 from fusedadam.ascend.operators import fused_ema_adamw
-from fusedadam.ascend.optimizers import FusedEmaAdamW
 
 __all__ = ["FusedEmaAdamW", "fused_ema_adamw"]
