@@ -23,6 +23,7 @@ from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.optimizers.lamb import lamb
+from fusedadam.optimizers.lion import lion
 from fusedadam.optimizers.rmsprop import rmsprop
 from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, Rule
@@ -83,6 +84,8 @@ RMSPROP = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay
 RMSPROP |= {"lr_in_momentum": 1.0}
 ADADELTA = {"lr": 0.5, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.5}
 LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
+# betas that no multiplication rounds: the sign of a sum that cancels must not hang on that
+LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ CASES = [
     with_flags(sgd, SGD, "with_momentum", "nesterov"),
     with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
     with_flags(adadelta, ADADELTA),
+    with_flags(lion, LION),
 ]
 MORE_CASES = [
     case
@@ -123,6 +127,7 @@ MORE_CASES = [
         *all_flags(sgd, SGD, clipped=False),
         *all_flags(rmsprop, RMSPROP, clipped=False),
         *all_flags(adadelta, ADADELTA, clipped=False),
+        *all_flags(lion, LION, clipped=False),
     )
     if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
 ]

@@ -301,6 +301,20 @@ class LambByHand:
         self.p = self.p - self.lr * self.ratio * u
 
 
+class LionByHand:
+    """Lion for one tensor."""
+
+    def __init__(self, param: Tensor, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, maximize=False):
+        self.p, self.m = param.clone(), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.wd, self.maximize = lr, betas, weight_decay, maximize
+
+    def step(self, g: Tensor) -> None:
+        g = -g if self.maximize else g
+        u = torch.sign(self.b1 * self.m + (1 - self.b1) * g)
+        self.p = self.p - self.lr * (u + self.wd * self.p)
+        self.m = self.b2 * self.m + (1 - self.b2) * g
+
+
 def norm_by_hand(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 
