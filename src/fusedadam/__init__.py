@@ -15,6 +15,7 @@ from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.lion import Lion
+from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
 __version__ = "0.1.0"
-__all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW", "Lamb", "Lion", "RMSprop", "RMSpropTF"]
+__all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW", "Lamb", "Lion", "RAdam", "RMSprop"]
+__all__ += ["RMSpropTF"]
 __all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, Lion, RMSprop, RMSpropTF
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSprop, RMSpropTF
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.stored import value_of
 
@@ -30,7 +30,7 @@ def stepped(make, dtype, shape=(64, 128)):
 @pytest.mark.parametrize(
     ("cls", "options", "dtype", "expected"),
     [
-        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb)),
+        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb, RAdam)),
         (SGD, {}, BF16, (4, 4, 3)),
         (SGD, {"momentum": 0.9}, BF16, (8, 6, 4.03125)),
         *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF, Lion)),

@@ -40,6 +40,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "RMSpropTF": {"lr": 1e-3, "alpha": 0.9, "eps": 1e-10, "weight_decay": 1e-5, "momentum": 0.9},
     "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
     "Lamb": {**ADAM, "eps": 1e-6},
+    "RAdam": ADAM,
     "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
 }
 
@@ -124,6 +125,7 @@ PEERS: dict[str, list[Peer]] = {
         Peer("loop", LambLoop),
         Peer("apex", _from("apex.optimizers", "FusedLAMB", max_grad_norm=0.0, use_nvlamb=True), "apex", gpu_only=True),
     ],
+    "RAdam": _torchs("RAdam", "foreach"),
     "Lion": [
         Peer("timm", _from("timm.optim", "Lion"), "timm"),
         Peer("lion_pytorch", _from("lion_pytorch", "Lion"), "lion_pytorch"),

@@ -41,6 +41,9 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Adadelta": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Lamb": {"clip": (None, "max_grad_norm", "global"), "adam": (False, True), "maximize": (False, True)},
+    "RAdam": {
+        "decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
+    },
     "Lion": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
 }  # fmt: skip
 # Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
@@ -91,6 +94,10 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         ("global", False, True, (BF16, BF16)), ("max_grad_norm", True, False, (F64, F64)),
         ("max_grad_norm", True, False, (F16, F16)),
     ],
+    "RAdam": [
+        (False, False, None, (F32, F32)), (False, False, None, (BF16, BF16)), (True, False, None, (F64, F64)),
+        (True, False, None, (BF16, F32)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
+    ],
     "Lion": [
         (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
         (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
@@ -108,6 +115,7 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "RMSpropTF": [(0.9, False, False, None, preset) for preset in PRESETS],
     "Adadelta": [(False, None, preset) for preset in PRESETS],
     "Lamb": [(None, False, False, preset) for preset in ("exact", "8bit")],
+    "RAdam": [(False, False, None, preset) for preset in PRESETS],
     "Lion": [(False, None, preset) for preset in PRESETS],
 }
 # What two groups of the optimizers differ in that have no betas of Adam
