@@ -20,6 +20,7 @@ from fusedadam.engine.member import Member
 from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.adan import adan
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.optimizers.lamb import lamb
@@ -87,6 +88,7 @@ ADADELTA = {"lr": 0.5, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_n
 LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
 # betas that no multiplication rounds: the sign of a sum that cancels must not hang on that
 LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
+ADAN = {**ADAM, "beta2": 0.8, "beta3": 0.99}
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ CASES = [
     with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
     with_flags(adadelta, ADADELTA),
     with_flags(lion, LION),
+    with_flags(adan, ADAN),
     with_flags(radam, ADAM, step=20.0),
 ]
 MORE_CASES = [
@@ -131,6 +134,7 @@ MORE_CASES = [
         *all_flags(rmsprop, RMSPROP, clipped=False),
         *all_flags(adadelta, ADADELTA, clipped=False),
         *all_flags(lion, LION, clipped=False),
+        *all_flags(adan, ADAN, clipped=False),
         *all_flags(radam, ADAM, step=20.0, clipped=False),
     )
     if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
@@ -150,6 +154,7 @@ SUMMING = [
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
     ),
 ]
+OF_ADAN = ("exp_avg_diff", "neg_pre_grad")  # of both signs
 
 
 def draw(
@@ -161,7 +166,7 @@ def draw(
     roles = []
     for shape in shapes:
         values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
-        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer"):
+        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer", *OF_ADAN):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
         if "grad_avg" in values:  # a variance of about 1, which is what is left of the two averages

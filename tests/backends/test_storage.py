@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSpropTF
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, Adan, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSpropTF
 from tests.support import PLACES
 
 BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
@@ -27,10 +27,11 @@ RULES = {
     "Adadelta": Adadelta,
     "Lamb": Lamb,
     "Lion": Lion,
+    "Adan": Adan,
     "RAdam": RAdam,
 }
 # the quick tests ask about 8 bits, and not the interpreter
-FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "RAdam")
+FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "Adan", "RAdam")
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

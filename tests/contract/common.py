@@ -38,6 +38,7 @@ REST_PLAIN = {
     "Adadelta": functools.partial(fusedadam.Adadelta, lr=0.5, weight_decay=0.1, maximize=True),
     "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
+    "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
     "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1),
 }
 REST_CLIPPED = {
@@ -46,6 +47,7 @@ REST_CLIPPED = {
     "Adadelta clipped": functools.partial(fusedadam.Adadelta, max_grad_norm=1.0),
     "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
     "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
+    "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
     "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
     "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
 }

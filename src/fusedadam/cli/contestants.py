@@ -41,6 +41,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
     "Lamb": {**ADAM, "eps": 1e-6},
     "RAdam": ADAM,
+    "Adan": {**ADAM, "betas": (0.98, 0.92, 0.99)},
     "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
 }
 
@@ -126,6 +127,10 @@ PEERS: dict[str, list[Peer]] = {
         Peer("apex", _from("apex.optimizers", "FusedLAMB", max_grad_norm=0.0, use_nvlamb=True), "apex", gpu_only=True),
     ],
     "RAdam": _torchs("RAdam", "foreach"),
+    "Adan": [
+        Peer("adan", _from("adan", "Adan"), "adan"),
+        Peer("timm", _from("timm.optim", "Adan"), "timm"),
+    ],
     "Lion": [
         Peer("timm", _from("timm.optim", "Lion"), "timm"),
         Peer("lion_pytorch", _from("lion_pytorch", "Lion"), "lion_pytorch"),
