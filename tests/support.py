@@ -21,6 +21,7 @@ from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.adan import adan
+from fusedadam.optimizers.ademamix import ademamix
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.optimizers.lamb import lamb
@@ -89,6 +90,7 @@ LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
 # betas that no multiplication rounds: the sign of a sum that cancels must not hang on that
 LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
 ADAN = {**ADAM, "beta2": 0.8, "beta3": 0.99}
+ADEMAMIX = {**ADAM, "beta3": 0.999, "alpha": 2.0, "alpha_warmup": 5.0}
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ CASES = [
     with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
     with_flags(adadelta, ADADELTA),
     with_flags(lion, LION),
+    with_flags(ademamix, ADEMAMIX),
     with_flags(adan, ADAN),
     with_flags(radam, ADAM, step=20.0),
 ]
@@ -134,6 +137,7 @@ MORE_CASES = [
         *all_flags(rmsprop, RMSPROP, clipped=False),
         *all_flags(adadelta, ADADELTA, clipped=False),
         *all_flags(lion, LION, clipped=False),
+        *all_flags(ademamix, ADEMAMIX, clipped=False),
         *all_flags(adan, ADAN, clipped=False),
         *all_flags(radam, ADAM, step=20.0, clipped=False),
     )
@@ -154,7 +158,7 @@ SUMMING = [
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
     ),
 ]
-OF_ADAN = ("exp_avg_diff", "neg_pre_grad")  # of both signs
+SIGNED = ("exp_avg_diff", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")
 
 
 def draw(
@@ -166,7 +170,7 @@ def draw(
     roles = []
     for shape in shapes:
         values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
-        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer", *OF_ADAN):
+        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer", *SIGNED):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
         if "grad_avg" in values:  # a variance of about 1, which is what is left of the two averages

@@ -14,7 +14,20 @@ import fusedadam
 from fusedadam import clipping, functional, in_backward, schedules
 from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
-from fusedadam.optimizers import adadelta, adamp, adamw, adan, bert_adam, ema_adamw, lamb, lion, radam, rmsprop, sgd
+from fusedadam.optimizers import (
+    adadelta,
+    adamp,
+    adamw,
+    adan,
+    ademamix,
+    bert_adam,
+    ema_adamw,
+    lamb,
+    lion,
+    radam,
+    rmsprop,
+    sgd,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,7 +83,7 @@ def test_no_block_is_left_out():
 
 
 DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
-DOCUMENTED += [adan, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
+DOCUMENTED += [adan, ademamix, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

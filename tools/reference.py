@@ -68,6 +68,7 @@ VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "RAdam": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "Adan": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "AdEMAMix": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "Lion": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
 }  # fmt: skip
 
@@ -181,7 +182,9 @@ def costs() -> str:
         _, options, shape = variants[0]
         both = [bytes_a_parameter(name, options, shape, dtype, None) for dtype in DTYPES.values()]
         moved, kept = zip(*both, strict=True)
-        page = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower().replace("adam-w", "adamw").replace("adam-p", "adamp")
+        page = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+        for divided in ("adam-w", "adam-p", "ad-emamix"):
+            page = page.replace(divided, divided.replace("-", ""))
         rows.append(f"| [{name}]({page}.md) | " + " | ".join(map(str, (*moved, *kept))) + " |")
     return "\n".join(rows)
 

@@ -10,6 +10,7 @@ from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.adan import Adan
+from fusedadam.optimizers.ademamix import AdEMAMix
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
 __version__ = "0.1.0"
-__all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion", "RAdam"]
-__all__ += ["RMSprop", "RMSpropTF"]
+__all__ = ["SGD", "AdEMAMix", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion"]
+__all__ += ["RAdam", "RMSprop", "RMSpropTF"]
 __all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]

@@ -79,6 +79,11 @@ def max_weight_norm(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is out of range; it must be above 0, or None for no limit")
 
 
+def warmup_steps(name: str, value: Any) -> None:
+    if value is not None and not 0 < real(name, value) < math.inf:
+        raise ValueError(f"{name}={value!r} is out of range; it must be above 0, or None for no warmup")
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")

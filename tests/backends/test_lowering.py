@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fusedadam.cli.verify.judge import OF_GRADIENTS
 from tests.support import (
     BF16,
     CASES,
@@ -51,7 +52,7 @@ def check(case, place, dtypes, shapes=SHAPES, seed=0, scale=1.0):
                 size = 2 * (before[role].double().abs() + value.abs() + terms[role])
             else:  # a moment's errors go by its parts
                 part = before["grad"].double().abs() + case.options["weight_decay"] * before["param"].double().abs()
-                size = torch.maximum(size, part if role in ("exp_avg", "grad_avg", "neg_pre_grad") else part * part)
+                size = torch.maximum(size, part if role in OF_GRADIENTS else part * part)
             assert_rounded(result[role], value, size, compute_of(before), f"{case.id} {role}")
         assert torch.equal(result["grad"], before["grad"]), "the gradient is read, never written"
 

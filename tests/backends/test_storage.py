@@ -7,7 +7,21 @@ import functools
 import pytest
 import torch
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, Adan, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSpropTF
+from fusedadam import (
+    SGD,
+    Adadelta,
+    Adam,
+    AdamP,
+    AdamW,
+    Adan,
+    AdEMAMix,
+    BertAdam,
+    EmaAdamW,
+    Lamb,
+    Lion,
+    RAdam,
+    RMSpropTF,
+)
 from tests.support import PLACES
 
 BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
@@ -27,11 +41,12 @@ RULES = {
     "Adadelta": Adadelta,
     "Lamb": Lamb,
     "Lion": Lion,
+    "AdEMAMix": AdEMAMix,
     "Adan": Adan,
     "RAdam": RAdam,
 }
 # the quick tests ask about 8 bits, and not the interpreter
-FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "Adan", "RAdam")
+FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "AdEMAMix", "Adan", "RAdam")
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

@@ -39,6 +39,7 @@ REST_PLAIN = {
     "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
     "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
+    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1, alpha_warmup=4),
     "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1),
 }
 REST_CLIPPED = {
@@ -48,6 +49,7 @@ REST_CLIPPED = {
     "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
     "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
     "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
+    "AdEMAMix clipped": functools.partial(fusedadam.AdEMAMix, lr=1e-2, max_grad_norm=1.0),
     "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
     "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
 }

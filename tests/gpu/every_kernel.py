@@ -76,6 +76,7 @@ def _with_scalars_on_the_device() -> int:
         fusedadam.Adadelta,
         fusedadam.Lamb,
         fusedadam.Lion,
+        partial(fusedadam.AdEMAMix, alpha_warmup=4),
         fusedadam.Adan,
         fusedadam.RAdam,
     )

@@ -351,6 +351,38 @@ class AdanByHand:
         self.previous = g
 
 
+class AdEMAMixByHand:
+    """AdEMAMix for one tensor."""
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-3,
+        betas=(0.9, 0.999, 0.9999),
+        alpha=2.0,
+        alpha_warmup=None,
+        eps=1e-8,
+        weight_decay=0.0,
+        maximize=False,
+    ):
+        self.p, self.t = param.clone(), 0
+        self.m, self.s, self.v = torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2, self.b3), self.eps, self.wd = lr, betas, eps, weight_decay
+        self.alpha, self.alpha_warmup, self.maximize = alpha, alpha_warmup, maximize
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        g = -g if self.maximize else g
+        alpha = self.alpha
+        if self.alpha_warmup is not None and self.t < self.alpha_warmup:
+            alpha = alpha * self.t / self.alpha_warmup
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.s = self.b3 * self.s + (1 - self.b3) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        fast, square = self.m / (1 - self.b1**self.t), self.v / (1 - self.b2**self.t)
+        self.p = self.p - self.lr * ((fast + alpha * self.s) / (square.sqrt() + self.eps) + self.wd * self.p)
+
+
 def norm_by_hand(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 

@@ -5,7 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, Adan, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSprop, RMSpropTF
+from fusedadam import (
+    SGD,
+    Adadelta,
+    Adam,
+    AdamP,
+    AdamW,
+    Adan,
+    AdEMAMix,
+    BertAdam,
+    EmaAdamW,
+    Lamb,
+    Lion,
+    RAdam,
+    RMSprop,
+    RMSpropTF,
+)
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.stored import value_of
 
@@ -36,6 +51,7 @@ def stepped(make, dtype, shape=(64, 128)):
         *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF, Lion)),
         *((cls, {"momentum": 0.9}, BF16, (12, 8, 5.0625)) for cls in (RMSprop, RMSpropTF)),
         *((cls, {"momentum": 0.9, "centered": True}, BF16, (16, 14, 12.03125)) for cls in (RMSprop, RMSpropTF)),
+        (AdEMAMix, {}, BF16, (16, 10, 7.0625)),
         (Adan, {}, BF16, (20, 12, 7.125)),
         (EmaAdamW, {}, BF16, (16, 12, 8.0625)),
         (AdamW, {"amsgrad": True}, BF16, (16, 14, 12.03125)),

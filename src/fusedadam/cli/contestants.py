@@ -42,6 +42,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "Lamb": {**ADAM, "eps": 1e-6},
     "RAdam": ADAM,
     "Adan": {**ADAM, "betas": (0.98, 0.92, 0.99)},
+    "AdEMAMix": {**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 5.0},
     "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
 }
 
@@ -130,6 +131,10 @@ PEERS: dict[str, list[Peer]] = {
     "Adan": [
         Peer("adan", _from("adan", "Adan"), "adan"),
         Peer("timm", _from("timm.optim", "Adan"), "timm"),
+    ],
+    "AdEMAMix": [
+        Peer("pytorch_optimizer", _from("pytorch_optimizer", "AdEMAMix"), "pytorch_optimizer"),
+        Peer("bitsandbytes", _from("bitsandbytes.optim", "AdEMAMix"), "bitsandbytes", gpu_only=True),
     ],
     "Lion": [
         Peer("timm", _from("timm.optim", "Lion"), "timm"),

@@ -21,7 +21,7 @@ from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, 
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
-NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True}
+NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True, "beta3_warmup": None}
 KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
 
 # Group, parameter -> the names of the states that our optimizer keeps for it

@@ -36,7 +36,7 @@ def test_every_value_of_every_flag_and_every_dtype_is_tried(optimizer):
 
 def test_everything_is_every_combination():
     found = chosen([*OPTIMIZERS], everything=True)
-    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 + 8 + 4)
+    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 + 8 + 4 + 4)
 
 
 def test_gradients_come_scaled_where_a_scaler_is_used():
@@ -59,7 +59,8 @@ def test_formats_are_tried_on_tensors_that_have_blocks_and_on_others(optimizer):
     coded = [any(name.endswith("_codes") for name in own) for own in step.after]
     assert (sum(coded), len(coded)) == (2, len(steps.LAYOUTS))
     for own, values in zip(step.after, step.values, strict=True):
-        assert {value.dtype for value in values.values()} == {F32}
+        slow = {"exp_avg_slow"}  # has 16 bits where others have 8
+        assert {value.dtype for name, value in values.items() if name not in slow} == {F32}
         assert "param_low" in own
 
 

@@ -45,6 +45,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
         "decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
     },
     "Adan": {"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
+    "AdEMAMix": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Lion": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
 }  # fmt: skip
 # Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
@@ -103,6 +104,10 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         (False, False, None, (F32, F32)), (False, False, None, (BF16, F32)), (True, False, None, (F64, F64)),
         (True, False, None, (BF16, BF16)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
     ],
+    "AdEMAMix": [
+        (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
+        (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
+    ],
     "Lion": [
         (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
         (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
@@ -122,6 +127,7 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "Lamb": [(None, False, False, preset) for preset in ("exact", "8bit")],
     "RAdam": [(False, False, None, preset) for preset in PRESETS],
     "Adan": [(False, False, None, preset) for preset in PRESETS],
+    "AdEMAMix": [(False, None, preset) for preset in PRESETS],
     "Lion": [(False, None, preset) for preset in PRESETS],
 }
 # What two groups of the optimizers differ in that have no betas of Adam
@@ -204,6 +210,8 @@ class Case:
             return [{**common, "ema_decay": 0.9}, {**common, **others, "lr": 3e-3}]
         if self.optimizer == "Adan":
             common["betas"] = (beta1, 0.75, beta2)
+        if self.optimizer == "AdEMAMix":
+            common |= {"betas": (beta1, beta2, 0.9921875), "alpha_warmup": 4}
         other = {"bias_correction": False, "max_weight_norm": 10.0} if self.optimizer == "Lamb" else {}
         return [common, {**common, "lr": 3e-3, "weight_decay": 0.02, **other}]
 

@@ -23,6 +23,7 @@ EXPONENT = 0x7FF0000000000000  # of a float64
 Roles: TypeAlias = Mapping[str, Tensor]
 
 PROMISED = 2.0  # ulps of the compute dtype, by docs/numerics.md
+OF_GRADIENTS = ("exp_avg", "grad_avg", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")  # as large as these
 OVER_ALL = ("clipped", "clip_all", "use_global_grad_norm")  # flags that take the norm of all gradients
 OF_AVERAGES = 1.0  # in addition, since the error of the parameter enters its average
 
@@ -152,7 +153,7 @@ def _size(role: str, member: Member, expected: Tensor, terms: Roles) -> Tensor:
     ):  # what is added is as large, and has been rounded before
         return 2 * (member.before[role].double().abs() + expected.abs() + terms[role])
     part = member.before["grad"].double().abs() + member.options["weight_decay"] * param
-    return torch.maximum(size, part if role in ("exp_avg", "grad_avg", "neg_pre_grad") else part * part)
+    return torch.maximum(size, part if role in OF_GRADIENTS else part * part)
 
 
 def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: float, compute: torch.dtype) -> Verdict:
