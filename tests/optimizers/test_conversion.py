@@ -390,7 +390,7 @@ OF_ADAM = {
     "Adamax's": (other(torch.optim.Adamax), r"has no 'exp_avg_sq'.*exp_inf.*another optimizer"),
     "NAdam's": (other(torch.optim.NAdam), r"mu_product.*another optimizer"),
     "BertAdam's": (other(fusedadam.BertAdam), r"options of another optimizer than .*b1"),
-    "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be a pair"),
+    "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be 2 numbers"),
     "a beta of one": (option("betas", (0.9, 1.0)), r"betas\[1\]=1.0 is out of range"),
     "eps -1": (option("eps", -1.0), r"eps=-1.0 is out of range"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSprop, RMSpropTF
 from fusedadam.optimizers import storage
@@ -173,3 +174,12 @@ def test_a_state_may_begin_at_one_in_every_format(kept, shape):
     optimizer = RMSpropTF([param], alpha=1.0, storage=kept)
     optimizer.step()
     assert torch.equal(value_of("square_avg", optimizer.state[param], optimizer.states).float(), torch.ones(shape))
+
+
+def test_a_checkpoint_that_creates_states_begins_them_at_one():
+    """torch.distributed.checkpoint takes a step to have states to load into, which must not count."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = RMSpropTF(model.parameters(), momentum=0.9)
+    state_dict = get_optimizer_state_dict(model, optimizer)
+    assert torch.equal(state_dict["state"]["weight"]["square_avg"], torch.ones(3, 4))
+    assert float(state_dict["state"]["weight"]["step"]) == 0

@@ -130,7 +130,9 @@ PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer i
 def optimizers() -> dict[str, type[FusedOptimizer]]:
     """All of ours by name; those with peers come first."""
     public = {name: getattr(fusedadam, name) for name in dict.fromkeys((*PEERS, *fusedadam.__all__))}
-    return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer)}
+    return {
+        n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer) and hasattr(c, "rule")
+    }
 
 
 def first_peer(optimizer: str) -> str | None:
