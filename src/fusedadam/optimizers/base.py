@@ -88,6 +88,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Params, **options: Any) -> None:
         """``options``: the defaults of all groups."""
+        if not hasattr(self, "rule"):
+            raise TypeError(f"{type(self).__name__} has no rule; set rule = ... in the class")
         self._is_under_zero = callers.zero_creates_optimizer()
         self._reset()
         checks.iterable_of_parameters("params", params)
@@ -132,6 +134,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
                 self.check({**self.defaults, **param_group})
+                agreement.check_effects(type(self), {**self.defaults, **param_group})
             count = len(self.param_groups)
             try:
                 super().add_param_group(param_group)

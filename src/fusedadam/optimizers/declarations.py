@@ -34,6 +34,9 @@ Check: TypeAlias = Callable[[str, Any], object]  # name, value; raises if the op
 Derive: TypeAlias = Callable[[Group], Any]
 
 
+INITIAL = ("zero", "one", "param")
+
+
 @dataclass(frozen=True)
 class State:
     """A tensor that an optimizer keeps for each parameter.
@@ -54,6 +57,10 @@ class State:
     decay: str | None = None
     maximum_of: str | None = None
     subtracted_from: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial not in INITIAL:
+            raise ValueError(f"initial={self.initial!r} is unknown; use one of {', '.join(map(repr, INITIAL))}")
 
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
