@@ -498,3 +498,18 @@ def test_averages_that_are_there_stay_where_some_are_missing():
     states = tensors(optimizer)[1]
     assert [("ema_params" in state) for state in states] == [True, False, True, True]
     assert torch.equal(states[0]["ema_params"], given["state"][0]["ema_params"])
+
+
+LAMBS = {"Lamb": fusedadam.Lamb, "NpuFusedLamb": fusedadam.ascend.NpuFusedLamb, "AdamW": fusedadam.AdamW}
+
+
+@pytest.mark.parametrize(("saved", "loading"), itertools.permutations(LAMBS, 2))
+def test_lambs_and_adam_are_told_apart(saved, loading):
+    """They keep the same states and compute with them differently."""
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    theirs, ours = LAMBS[saved](params[:1], lr=1e-2), LAMBS[loading](params[1:], lr=1e-2)
+    params[0].grad = torch.ones(4)
+    theirs.step()
+    with pytest.raises(ValueError, match=r"options of another optimizer|which .* does not support"):
+        ours.load_state_dict(theirs.state_dict())
+    LAMBS[saved](params[1:], lr=1e-2).load_state_dict(theirs.state_dict())
