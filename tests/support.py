@@ -20,9 +20,12 @@ from fusedadam.engine.member import Member
 from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
+from fusedadam.optimizers.adan import adan
 from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.optimizers.lamb import lamb
+from fusedadam.optimizers.lion import lion
+from fusedadam.optimizers.radam import radam
 from fusedadam.optimizers.rmsprop import rmsprop
 from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, Rule
@@ -83,6 +86,9 @@ RMSPROP = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay
 RMSPROP |= {"lr_in_momentum": 1.0}
 ADADELTA = {"lr": 0.5, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.5}
 LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
+# betas that no multiplication rounds: the sign of a sum that cancels must not hang on that
+LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
+ADAN = {**ADAM, "beta2": 0.8, "beta3": 0.99}
 
 
 @dataclass(frozen=True)
@@ -92,21 +98,22 @@ class Case:
     rule: Rule
     flags: Mapping[str, bool]
     options: Mapping[str, Any] = field(hash=False)
+    step: float = 3.0
 
     @property
     def id(self) -> str:
         return "-".join([self.rule.name, *(name for name, on in self.flags.items() if on)])
 
 
-def all_flags(rule: Rule, options: Mapping[str, Any], **fixed: bool) -> Iterator[Case]:
+def all_flags(rule: Rule, options: Mapping[str, Any], step: float = 3.0, **fixed: bool) -> Iterator[Case]:
     free = [name for name in rule.flags if name not in fixed and name not in PARAM_FLAGS]
     for choice in itertools.product((False, True), repeat=len(free)):
         flags = {**dict(zip(free, choice, strict=True)), **fixed}
-        yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options)
+        yield Case(rule, {name: flags.get(name, False) for name in rule.flags}, options, step)
 
 
-def with_flags(rule: Rule, options: Mapping[str, Any], *on: str) -> Case:
-    return Case(rule, {name: name in on for name in rule.flags}, options)
+def with_flags(rule: Rule, options: Mapping[str, Any], *on: str, step: float = 3.0) -> Case:
+    return Case(rule, {name: name in on for name in rule.flags}, options, step)
 
 
 # rules of one stage, and rules that sum; of those with many flags, the choices that the exhaustive tests add
@@ -116,6 +123,9 @@ CASES = [
     with_flags(sgd, SGD, "with_momentum", "nesterov"),
     with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
     with_flags(adadelta, ADADELTA),
+    with_flags(lion, LION),
+    with_flags(adan, ADAN),
+    with_flags(radam, ADAM, step=20.0),
 ]
 MORE_CASES = [
     case
@@ -123,6 +133,9 @@ MORE_CASES = [
         *all_flags(sgd, SGD, clipped=False),
         *all_flags(rmsprop, RMSPROP, clipped=False),
         *all_flags(adadelta, ADADELTA, clipped=False),
+        *all_flags(lion, LION, clipped=False),
+        *all_flags(adan, ADAN, clipped=False),
+        *all_flags(radam, ADAM, step=20.0, clipped=False),
     )
     if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
 ]
@@ -141,6 +154,7 @@ SUMMING = [
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
     ),
 ]
+OF_ADAN = ("exp_avg_diff", "neg_pre_grad")  # of both signs
 
 
 def draw(
@@ -152,7 +166,7 @@ def draw(
     roles = []
     for shape in shapes:
         values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
-        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer"):
+        for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer", *OF_ADAN):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
         if "grad_avg" in values:  # a variance of about 1, which is what is left of the two averages
@@ -161,8 +175,13 @@ def draw(
     return roles
 
 
+def scalars_of(case: Case, step: float | None) -> dict[str, Any]:
+    """``step``: another than the case's own."""
+    return case.rule.scalars(step=case.step if step is None else step, **case.options)
+
+
 def apply(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float | None = None,
     deferred: Collection[str] = (), **amp: Tensor,
 ) -> list[dict[str, Tensor]]:  # fmt: skip
     """One step on copies of the roles; the results are on the CPU."""
@@ -172,12 +191,12 @@ def apply(
 
 
 def apply_in_place(
-    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float = 3.0,
+    case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str], step: float | None = None,
     deferred: Collection[str] = (), **amp: Tensor,
 ) -> None:  # fmt: skip
     device, backend = place
     chosen = backends.choose(torch.device(device), backend)
-    scalars = case.rule.scalars(step=step, **case.options)
+    scalars = scalars_of(case, step)
     launches = Launches(
         [Member(case.rule.specialize(case.flags, own["param"], deferred), chosen, own) for own in roles]
     )
@@ -185,10 +204,10 @@ def apply_in_place(
     launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
 
 
-def exact(case: Case, roles: list[dict[str, Tensor]], step: float = 3.0) -> list[dict[str, Tensor]]:
+def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None) -> list[dict[str, Tensor]]:
     """The rule itself in float64, from the same stored values and the same float64 scalars."""
     specialized = case.rule.specialize(case.flags)
-    scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=step, **case.options).items()}
+    scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in scalars_of(case, step).items()}
     results = []
     for own in roles:
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}

@@ -41,7 +41,7 @@ def test_the_site_builds_and_is_complete_in_itself(tmp_path):
         assert not re.findall(r"<p>[^<]*\n(?:- |\d+\. |\|)", text), name
     for style in tmp_path.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", style.read_text("utf-8")), style.name
-    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb")
+    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "adan")
     for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw", *own):
         assert "<math" in pages[f"optimizers/{name}.html"]
     assert "class Transformer" in re.sub(r"<[^>]+>", "", pages["examples.html"])
@@ -93,6 +93,9 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
         ("RMSpropTF", {"momentum": 0.9, "centered": True}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
         ("Adadelta", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("Lamb", {"adam": True}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("RAdam", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("Adan", {}, (8,), (torch.float32, None), 11 * 4, 4 * 4),
+        ("Lion", {}, (8,), (torch.float32, None), 5 * 4, 4),
         ("Lamb", {}, (8,), (torch.float32, None), (6 + 4) * 4, 2 * 4),
     ],
 )

@@ -66,6 +66,9 @@ VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
     "Adadelta": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "Lamb": [("default options", {}, (8,)), ("`adam=True`", {"adam": True}, (8,)),
              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "RAdam": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "Adan": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "Lion": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
 }  # fmt: skip
 
 

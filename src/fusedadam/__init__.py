@@ -9,11 +9,14 @@ from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
+from fusedadam.optimizers.adan import Adan
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
+from fusedadam.optimizers.lion import Lion
+from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
 __version__ = "0.1.0"
-__all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "BertAdam", "EmaAdamW", "Lamb", "RMSprop", "RMSpropTF"]
+__all__ = ["SGD", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion", "RAdam"]
+__all__ += ["RMSprop", "RMSpropTF"]
 __all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]

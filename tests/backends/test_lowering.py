@@ -43,11 +43,15 @@ def check(case, place, dtypes, shapes=SHAPES, seed=0, scale=1.0):
             size = torch.maximum(before[role].double().abs(), value.abs())
             if role in ("param", "ema_params"):
                 size = torch.maximum(torch.maximum(size, before["param"].double().abs()), 2 * update)
-            elif role in ("momentum_buffer", "acc_delta"):  # what is added is as large, and has been rounded before
+            elif role in (
+                "momentum_buffer",
+                "acc_delta",
+                "exp_avg_diff",
+            ):  # what is added is as large, and has been rounded before
                 size = 2 * (before[role].double().abs() + value.abs() + terms[role])
             else:  # a moment's errors go by its parts
                 part = before["grad"].double().abs() + case.options["weight_decay"] * before["param"].double().abs()
-                size = torch.maximum(size, part if role in ("exp_avg", "grad_avg") else part * part)
+                size = torch.maximum(size, part if role in ("exp_avg", "grad_avg", "neg_pre_grad") else part * part)
             assert_rounded(result[role], value, size, compute_of(before), f"{case.id} {role}")
         assert torch.equal(result["grad"], before["grad"]), "the gradient is read, never written"
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSpropTF
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, Adan, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSpropTF
 from tests.support import PLACES
 
 BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
@@ -26,8 +26,12 @@ RULES = {
     "centered": functools.partial(RMSpropTF, momentum=0.9, centered=True),
     "Adadelta": Adadelta,
     "Lamb": Lamb,
+    "Lion": Lion,
+    "Adan": Adan,
+    "RAdam": RAdam,
 }
-FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb")  # the quick tests ask about 8 bits, and not the interpreter
+# the quick tests ask about 8 bits, and not the interpreter
+FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "Adan", "RAdam")
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

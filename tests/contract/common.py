@@ -37,12 +37,18 @@ REST_PLAIN = {
     "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, momentum=0.9, weight_decay=0.1),
     "Adadelta": functools.partial(fusedadam.Adadelta, lr=0.5, weight_decay=0.1, maximize=True),
     "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
+    "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
+    "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
+    "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1),
 }
 REST_CLIPPED = {
     "SGD clipped": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, nesterov=True, max_grad_norm=1.0),
     "RMSprop clipped": functools.partial(fusedadam.RMSprop, lr=1e-2, max_grad_norm=1.0),
     "Adadelta clipped": functools.partial(fusedadam.Adadelta, max_grad_norm=1.0),
     "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
+    "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
+    "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
+    "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
     "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
 }
 MAKERS = PLAIN | CLIPPED | REST_PLAIN | REST_CLIPPED

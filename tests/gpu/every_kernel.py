@@ -75,6 +75,9 @@ def _with_scalars_on_the_device() -> int:
         partial(fusedadam.RMSpropTF, momentum=0.9),
         fusedadam.Adadelta,
         fusedadam.Lamb,
+        fusedadam.Lion,
+        fusedadam.Adan,
+        fusedadam.RAdam,
     )
     for make in makers:
         expected = _steps(make, "cpu", backend="eager")

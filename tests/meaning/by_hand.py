@@ -301,6 +301,56 @@ class LambByHand:
         self.p = self.p - self.lr * self.ratio * u
 
 
+class LionByHand:
+    """Lion for one tensor."""
+
+    def __init__(self, param: Tensor, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, maximize=False):
+        self.p, self.m = param.clone(), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.wd, self.maximize = lr, betas, weight_decay, maximize
+
+    def step(self, g: Tensor) -> None:
+        g = -g if self.maximize else g
+        u = torch.sign(self.b1 * self.m + (1 - self.b1) * g)
+        self.p = self.p - self.lr * (u + self.wd * self.p)
+        self.m = self.b2 * self.m + (1 - self.b2) * g
+
+
+class AdanByHand:
+    """Adan for one tensor."""
+
+    previous: Tensor | None = None
+
+    def __init__(
+        self,
+        param: Tensor,
+        lr=1e-3,
+        betas=(0.98, 0.92, 0.99),
+        eps=1e-8,
+        weight_decay=0.0,
+        no_prox=False,
+        maximize=False,
+    ):
+        self.p, self.t = param.clone(), 0
+        self.m, self.d, self.n = torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2, self.b3), self.eps, self.wd = lr, betas, eps, weight_decay
+        self.no_prox, self.maximize = no_prox, maximize
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        g = -g if self.maximize else g.clone()
+        change = g - (g if self.previous is None else self.previous)
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.d = self.b2 * self.d + (1 - self.b2) * change
+        self.n = self.b3 * self.n + (1 - self.b3) * (g + self.b2 * change) ** 2
+        m, d, n = (x / (1 - b**self.t) for x, b in ((self.m, self.b1), (self.d, self.b2), (self.n, self.b3)))
+        u = (m + self.b2 * d) / (n.sqrt() + self.eps)
+        if self.no_prox:
+            self.p = self.p - self.lr * self.wd * self.p - self.lr * u
+        else:
+            self.p = (self.p - self.lr * u) / (1 + self.lr * self.wd)
+        self.previous = g
+
+
 def norm_by_hand(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 

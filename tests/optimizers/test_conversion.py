@@ -128,6 +128,8 @@ REST = [
     ("RMSprop", {}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("Adadelta", {}),
+    ("RAdam", {}),
+    ("RAdam", {"decoupled_weight_decay": True, "maximize": True}),
 ]
 HOW = [{}, {"foreach": True}, {"fused": True}]
 REST_AND_HOW = [

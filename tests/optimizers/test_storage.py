@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSprop, RMSpropTF
+from fusedadam import SGD, Adadelta, Adam, AdamP, AdamW, Adan, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSprop, RMSpropTF
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.stored import value_of
 
@@ -31,12 +31,13 @@ def stepped(make, dtype, shape=(64, 128)):
 @pytest.mark.parametrize(
     ("cls", "options", "dtype", "expected"),
     [
-        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb)),
+        *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb, RAdam)),
         (SGD, {}, BF16, (4, 4, 3)),
         (SGD, {"momentum": 0.9}, BF16, (8, 6, 4.03125)),
-        *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF)),
+        *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF, Lion)),
         *((cls, {"momentum": 0.9}, BF16, (12, 8, 5.0625)) for cls in (RMSprop, RMSpropTF)),
         *((cls, {"momentum": 0.9, "centered": True}, BF16, (16, 14, 12.03125)) for cls in (RMSprop, RMSpropTF)),
+        (Adan, {}, BF16, (20, 12, 7.125)),
         (EmaAdamW, {}, BF16, (16, 12, 8.0625)),
         (AdamW, {"amsgrad": True}, BF16, (16, 14, 12.03125)),
         (AdamW, {}, F32, (12, 8, 6.0625)),

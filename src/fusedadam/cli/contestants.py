@@ -40,6 +40,9 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "RMSpropTF": {"lr": 1e-3, "alpha": 0.9, "eps": 1e-10, "weight_decay": 1e-5, "momentum": 0.9},
     "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
     "Lamb": {**ADAM, "eps": 1e-6},
+    "RAdam": ADAM,
+    "Adan": {**ADAM, "betas": (0.98, 0.92, 0.99)},
+    "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
 }
 
 
@@ -123,6 +126,16 @@ PEERS: dict[str, list[Peer]] = {
         Peer("loop", LambLoop),
         Peer("apex", _from("apex.optimizers", "FusedLAMB", max_grad_norm=0.0, use_nvlamb=True), "apex", gpu_only=True),
     ],
+    "RAdam": _torchs("RAdam", "foreach"),
+    "Adan": [
+        Peer("adan", _from("adan", "Adan"), "adan"),
+        Peer("timm", _from("timm.optim", "Adan"), "timm"),
+    ],
+    "Lion": [
+        Peer("timm", _from("timm.optim", "Lion"), "timm"),
+        Peer("lion_pytorch", _from("lion_pytorch", "Lion"), "lion_pytorch"),
+        Peer("bitsandbytes", _from("bitsandbytes.optim", "Lion"), "bitsandbytes", gpu_only=True),
+    ],
 }
 PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
 
@@ -130,9 +143,8 @@ PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer i
 def optimizers() -> dict[str, type[FusedOptimizer]]:
     """All of ours by name; those with peers come first."""
     public = {name: getattr(fusedadam, name) for name in dict.fromkeys((*PEERS, *fusedadam.__all__))}
-    return {
-        n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer) and hasattr(c, "rule")
-    }
+    classes = {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer)}
+    return {n: c for n, c in classes.items() if c is not FusedOptimizer}
 
 
 def first_peer(optimizer: str) -> str | None:

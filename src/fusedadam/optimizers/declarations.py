@@ -8,7 +8,7 @@
         def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, state_dtype=None, backend=None):
             super().__init__(params, lr=lr, betas=betas, ...)
 
-CONTRIBUTING.md has all of it. The signature of ``__init__`` gives the defaults. ``options`` maps the name of each
+docs/rules.md has all of it. The signature of ``__init__`` gives the defaults. ``options`` maps the name of each
 option to its check, which runs when the optimizer is made and whenever the option changes. A flag or hyper-parameter
 of the rule is the option of the same name, unless ``derived`` computes it from the group, or ``fixed`` gives it the
 same value in every group. ``DERIVED`` splits ``betas``, and turns ``max_grad_norm`` into the flag ``clipped`` and

@@ -41,6 +41,11 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Adadelta": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Lamb": {"clip": (None, "max_grad_norm", "global"), "adam": (False, True), "maximize": (False, True)},
+    "RAdam": {
+        "decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
+    },
+    "Adan": {"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
+    "Lion": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
 }  # fmt: skip
 # Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
 # flags; `--all` takes every combination.
@@ -90,6 +95,18 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         ("global", False, True, (BF16, BF16)), ("max_grad_norm", True, False, (F64, F64)),
         ("max_grad_norm", True, False, (F16, F16)),
     ],
+    "RAdam": [
+        (False, False, None, (F32, F32)), (False, False, None, (BF16, BF16)), (True, False, None, (F64, F64)),
+        (True, False, None, (BF16, F32)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
+    ],
+    "Adan": [
+        (False, False, None, (F32, F32)), (False, False, None, (BF16, F32)), (True, False, None, (F64, F64)),
+        (True, False, None, (BF16, BF16)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
+    ],
+    "Lion": [
+        (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
+        (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
+    ],
 }  # fmt: skip
 # With ``storage=``. AdamP's kernels compile slowly: "exact" and "8bit" share some, "16bit" has its own (`--all`).
 STORED: dict[str, list[tuple[Any, ...]]] = {
@@ -103,13 +120,18 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "RMSpropTF": [(0.9, False, False, None, preset) for preset in PRESETS],
     "Adadelta": [(False, None, preset) for preset in PRESETS],
     "Lamb": [(None, False, False, preset) for preset in ("exact", "8bit")],
+    "RAdam": [(False, False, None, preset) for preset in PRESETS],
+    "Adan": [(False, False, None, preset) for preset in PRESETS],
+    "Lion": [(False, None, preset) for preset in PRESETS],
 }
-# What two groups of the optimizers without betas differ in
+# What two groups of the optimizers differ in that have no betas of Adam
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SGD": ({}, {}),
     "RMSprop": ({"alpha": 0.96875}, {"alpha": 0.875}),
     "RMSpropTF": ({"alpha": 0.96875}, {"alpha": 0.875, "lr_in_momentum": False}),
     "Adadelta": ({"rho": 0.875}, {"rho": 0.75}),
+    # exact powers: the sign of what cancels must not depend on rounding
+    "Lion": ({"betas": (0.875, 0.96875)}, {"betas": (0.5, 0.75)}),
 }
 SCALED = ("AdamW", "BertAdam")  # gradients are scaled in the first case in float16
 
@@ -180,6 +202,8 @@ class Case:
         if self.optimizer == "EmaAdamW":
             others = {"ema_warmup": False, "bias_correction": False, "ema_decay": 0.75}
             return [{**common, "ema_decay": 0.9}, {**common, **others, "lr": 3e-3}]
+        if self.optimizer == "Adan":
+            common["betas"] = (beta1, 0.75, beta2)
         other = {"bias_correction": False, "max_weight_norm": 10.0} if self.optimizer == "Lamb" else {}
         return [common, {**common, "lr": 3e-3, "weight_decay": 0.02, **other}]
 

@@ -145,10 +145,14 @@ def _size(role: str, member: Member, expected: Tensor, terms: Roles) -> Tensor:
     param = member.before["param"].double().abs()
     if role in ("param", "ema_params"):
         return torch.maximum(torch.maximum(size, param), 2 * terms["param"])
-    if role in ("momentum_buffer", "acc_delta"):  # what is added is as large, and has been rounded before
+    if role in (
+        "momentum_buffer",
+        "acc_delta",
+        "exp_avg_diff",
+    ):  # what is added is as large, and has been rounded before
         return 2 * (member.before[role].double().abs() + expected.abs() + terms[role])
     part = member.before["grad"].double().abs() + member.options["weight_decay"] * param
-    return torch.maximum(size, part if role in ("exp_avg", "grad_avg") else part * part)
+    return torch.maximum(size, part if role in ("exp_avg", "grad_avg", "neg_pre_grad") else part * part)
 
 
 def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: float, compute: torch.dtype) -> Verdict:

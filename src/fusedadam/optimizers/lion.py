@@ -1,0 +1,84 @@
+"""Lion: steps of one length, in the direction of a momentum's sign (https://arxiv.org/abs/2302.06675)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.storage import Storage
+from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.ops import sign
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+
+
+# fmt: off
+def lion_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, weight_decay: Scalar, max_grad_norm: Scalar
+) -> dict[str, Any]:
+    return {
+        "lr": lr, "decay": 1 - lr * weight_decay, "beta1c": 1 - beta1, "beta2c": 1 - beta2,
+        "max_grad_norm": max_grad_norm,
+    }
+
+
+@rule(scalars=lion_scalars, reports=("grad_norm",))
+def lion(
+    param: Value, grad: Value, exp_avg: Value, *,
+    lr: Scalar, decay: Scalar, beta1c: Scalar, beta2c: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag,
+) -> Values:
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
+    param = param * decay - lr * sign(exp_avg + beta1c * (grad - exp_avg))
+    exp_avg = exp_avg + beta2c * (grad - exp_avg)
+    return param, exp_avg
+# fmt: on
+
+
+class Lion(FusedOptimizer):
+    r"""Lion (`arXiv 2302.06675 <https://arxiv.org/abs/2302.06675>`_): every weight moves by the learning rate, up or
+    down.
+
+    .. math::
+        u_t = \operatorname{sign}(\beta_1 m_{t-1} + (1 - \beta_1) g_t), \quad
+        p_t = (1 - \eta\lambda) p_{t-1} - \eta u_t, \quad m_t = \beta_2 m_{t-1} + (1 - \beta_2) g_t
+
+    Args:
+        params: as for :class:`AdamW`
+        lr: learning rate; a number, or a tensor of one element. The authors recommend a third to a tenth of AdamW's
+        betas: how much of the momentum enters the step, and how much of it is kept
+        weight_decay: decoupled weight decay; the authors recommend three to ten times AdamW's
+        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, backend: as for :class:`AdamW`
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    rule = lion
+    states = {"exp_avg": State(decay="beta2")}
+    options = OPTIONS | {"betas": checks.betas}
+    step_if_uncounted = 1.0  # other packages keep no count, and nothing depends on it
+
+    # fmt: off
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0, *, max_grad_norm: float | None = None, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, maximize=maximize,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+        )
+    # fmt: on
