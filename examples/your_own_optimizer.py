@@ -17,7 +17,7 @@ def adabelief_scalars(step, lr, beta1, beta2, eps, weight_decay):
     """What is the same for all elements, computed once per step in float64."""
     return {
         "decay": 1 - lr * weight_decay, "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": divide(lr, 1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
+        "step_size": divide(lr, 1 - beta1**step), "debias2": divide(1, sqrt(1 - beta2**step)),
     }  # fmt: skip
 
 

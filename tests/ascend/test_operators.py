@@ -220,3 +220,13 @@ def test_the_averaging_operator_equals_the_formula_and_returns_what_it_was_given
         average = mine["s"].cpu()
         assert_rounded(average, by_hand.s, 4 * larger(by_hand.p, by_hand.s), F32, f"step {step}, s")
         by_hand.s = average.double()
+
+
+@pytest.mark.parametrize("missing", ["exp_avg_sq", "state_step", "max_exp_avg_sq"])
+def test_what_is_missing_has_the_callers_name(missing):
+    tensors = {name: torch.ones(2) for name in ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")}
+    given = {**tensors, "state_step": torch.tensor([1])}
+    del given[missing]
+    with pytest.raises(TypeError, match=f"missing a required argument: '{missing}'"):
+        npu_apply_fused_adamw_v2(**given)
+    assert torch.equal(tensors["param"], torch.ones(2))

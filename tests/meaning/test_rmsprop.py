@@ -13,8 +13,12 @@ from tests.meaning.by_hand import RMSpropTFByHand
 from tests.support import F32, F64, QUICK_PLACES, pairwise, ulp
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
+QUICK = [(0, False, False), (0.9, True, True), (0.9, False, True), (0, True, False)]  # every pair
 FLAGS = [
-    dict(zip(("momentum", "centered", "maximize"), row, strict=True))
+    pytest.param(
+        dict(zip(("momentum", "centered", "maximize"), row, strict=True)),
+        marks=[pytest.mark.exhaustive] * (row not in QUICK),
+    )
     for row in itertools.product((0, 0.9), *[(False, True)] * 2)
 ]
 TF_FLAGS = [

@@ -90,9 +90,51 @@ def test_an_option_that_does_not_exist():
         FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
 
     mine = define(anything)
-    assert mine([torch.nn.Parameter(torch.ones(3))], backend="eager", max_grad_norm=1.0)
-    with pytest.raises(TypeError, match="Mine has no option 'storge'; it has lr, weight_decay"):
+    assert mine([torch.nn.Parameter(torch.ones(3))], backend="eager", maximize=False, max_grad_norm=None)
+    with pytest.raises(TypeError, match=r"Mine has no option 'storge'; did you mean 'storage'\?"):
         mine([torch.nn.Parameter(torch.ones(3))], storge="8bit")
+    with pytest.raises(TypeError, match="Mine has no option 'qqq'; it has lr, weight_decay"):
+        mine([torch.nn.Parameter(torch.ones(3))], qqq=1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("maximize", True), ("max_grad_norm", 1.0)])
+def test_an_option_that_the_rule_does_nothing_with(name, value):
+    """It would be ignored without a word: a training that should maximize would minimize."""
+
+    def anything(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", **common):
+        FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
+
+    param, mine = torch.nn.Parameter(torch.ones(3)), define(anything)
+    says = f"{name}={value!r} has no effect in Mine: its rule does not use it"
+    with pytest.raises(ValueError, match=says):
+        mine([param], **{name: value})
+    with pytest.raises(ValueError, match=says):
+        mine([{"params": [param], name: value}])
+
+
+def test_a_class_without_a_rule_and_states_that_are_a_list():
+    with pytest.raises(TypeError, match="Empty has no rule; set rule"):
+        type("Empty", (FusedOptimizer,), {})([torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(TypeError, match="its rule has slow_avg; declare each of these, as in"):
+        define(whole, states=["slow_avg"])
+    with pytest.raises(ValueError, match="initial='two' is unknown; use one of 'zero', 'one', 'param'"):
+        State(initial="two")
+
+
+def test_scalars_need_not_take_the_step():
+    @rule(scalars=lambda lr: {"lr": lr})
+    def plain(param: Value, grad: Value, *, lr: Scalar) -> Values:
+        param = param - lr * grad
+        return param
+
+    def init(self, params, lr=0.5, **common):
+        FusedOptimizer.__init__(self, params, lr=lr, **common)
+
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = define(init, rule=plain, states={}, options=OPTIONS)([param])
+    param.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(param.detach(), torch.full((3,), 0.5))
 
 
 def test_a_string_where_the_scalars_calculate_with_numbers():
@@ -108,6 +150,7 @@ def test_a_string_where_the_scalars_calculate_with_numbers():
     [
         (State(maximum_of="exp_avg"), "has maximum_of='exp_avg', which is no state of its rule"),
         (State(subtracted_from="exp_avg"), "has subtracted_from='exp_avg', which is no state of its rule"),
+        (State(dtype_option="dtype"), "has dtype_option='dtype', which is not in options"),
         (State(decay="beta4"), "has decay='beta4', which is neither in options nor in derived"),
     ],
     ids=lambda x: "" if isinstance(x, str) else "state",

@@ -392,7 +392,7 @@ OF_ADAM = {
     "Adamax's": (other(torch.optim.Adamax), r"has no 'exp_avg_sq'.*exp_inf.*another optimizer"),
     "NAdam's": (other(torch.optim.NAdam), r"mu_product.*another optimizer"),
     "BertAdam's": (other(fusedadam.BertAdam), r"options of another optimizer than .*b1"),
-    "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be a pair"),
+    "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be 2 numbers"),
     "a beta of one": (option("betas", (0.9, 1.0)), r"betas\[1\]=1.0 is out of range"),
     "eps -1": (option("eps", -1.0), r"eps=-1.0 is out of range"),
 }
@@ -500,3 +500,18 @@ def test_averages_that_are_there_stay_where_some_are_missing():
     states = tensors(optimizer)[1]
     assert [("ema_params" in state) for state in states] == [True, False, True, True]
     assert torch.equal(states[0]["ema_params"], given["state"][0]["ema_params"])
+
+
+LAMBS = {"Lamb": fusedadam.Lamb, "NpuFusedLamb": fusedadam.ascend.NpuFusedLamb, "AdamW": fusedadam.AdamW}
+
+
+@pytest.mark.parametrize(("saved", "loading"), itertools.permutations(LAMBS, 2))
+def test_lambs_and_adam_are_told_apart(saved, loading):
+    """They keep the same states and compute with them differently."""
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    theirs, ours = LAMBS[saved](params[:1], lr=1e-2), LAMBS[loading](params[1:], lr=1e-2)
+    params[0].grad = torch.ones(4)
+    theirs.step()
+    with pytest.raises(ValueError, match=r"options of another optimizer|which .* does not support"):
+        ours.load_state_dict(theirs.state_dict())
+    LAMBS[saved](params[1:], lr=1e-2).load_state_dict(theirs.state_dict())

@@ -74,7 +74,7 @@ REFUSED = {
         lambda step, lr, beta: (step > 3) * lr,
         lambda step, lr, beta: 1.0 if (1 + step) * 2 == 4 else 0.0,
     ],
-    "fusedadam.rules.ops": [
+    "fusedadam.ops": [
         lambda step, lr, beta: math.sqrt(step),
         lambda step, lr, beta: math.sqrt(1 - beta**step),
         lambda step, lr, beta: math.floor(step),
@@ -112,7 +112,7 @@ def test_the_error_names_the_function_and_what_was_written():
     def my_scalars(step, lr):
         return {"x": lr if step == 1 else 0.0}
 
-    with pytest.raises(RuleError, match=r"rule sgd .*my_scalars: `if`.*write where\(condition, a, b\)"):
+    with pytest.raises(RuleError, match=r"rule sgd .*my_scalars, line \d+: `if`.*write where\(condition, a, b\)"):
         defined(my_scalars)
 
 

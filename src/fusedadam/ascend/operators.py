@@ -34,7 +34,9 @@ MINDSPEEDS: Spelling = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_s
 def in_both_spellings(function: Callable[..., None]) -> Callable[..., None]:
     """Lets npu_apply_fused_adamw_v2 take its tensors by keyword under MindSpeed's names, too."""
     theirs = {other: own for own, other in zip(PAGES, MINDSPEEDS, strict=True) if own != other}
-    signature = inspect.signature(function)
+    ours = inspect.signature(function)
+    names = dict(zip(PAGES, MINDSPEEDS, strict=True))
+    signature = ours.replace(parameters=[p.replace(name=names.get(p.name, p.name)) for p in ours.parameters.values()])
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
@@ -49,7 +51,7 @@ def in_both_spellings(function: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(
                 f"{mixed[0]} is the page's name and {given[0]} is MindSpeed's; use one spelling for all tensors"
             )
-        bound = signature.bind(*args, **{theirs.get(name, name): value for name, value in kwargs.items()})
+        bound = signature.bind(*args, **kwargs)  # under their names, which errors then have
         bound.apply_defaults()
         return adamw_v2_update(MINDSPEEDS, *bound.arguments.values()).run()
 

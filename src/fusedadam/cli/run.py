@@ -67,24 +67,27 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-q", "--quiet", action="store_true", help='do not print what "npu" means')
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(_separated(arguments))
+    own, after = _separated(arguments)
+    options = parser.parse_args(own)
+    options.rest += after
     if not options.rest:
         parser.error("a SCRIPT or -m MODULE is missing")
     return options
 
 
-def _separated(arguments: Sequence[str]) -> list[str]:
-    """The arguments as argparse needs them to do what python does: without our `--`, and with `-mMODULE` in two."""
+def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments as argparse needs them to do what python does, with `-mMODULE` in two; and those after our `--`,
+    which are no options whatever they begin with."""
     own = list(arguments)
     for k, argument in enumerate(own):
-        if argument == "--":  # ends the options, as for python
-            return [*own[:k], *own[k + 1 :]]
+        if argument == "--":
+            return own[:k], own[k + 1 :]
         if argument.startswith("-m") and argument != "-m":  # -mMODULE
-            return [*own[:k], "-m", argument[2:], *own[k + 1 :]]
+            return [*own[:k], "-m", argument[2:], *own[k + 1 :]], []
         is_value = k > 0 and own[k - 1] == "--device"
         if argument in ("-m", STDIN) or not (argument.startswith("-") or is_value):
             break
-    return own
+    return own, []
 
 
 def _say(options: argparse.Namespace, sentence: str) -> None:

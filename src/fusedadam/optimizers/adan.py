@@ -89,7 +89,7 @@ class Adan(FusedOptimizer):
         "exp_avg": State(decay="beta1"),
         "exp_avg_sq": State(signed=False, decay="beta3"),
         "exp_avg_diff": State(decay="beta2"),
-        "neg_pre_grad": State(),
+        "neg_pre_grad": State(subtracted_from="grad"),
     }
     options = OPTIONS | {
         "betas": functools.partial(checks.betas, count=3), "eps": checks.number, "no_prox": checks.boolean

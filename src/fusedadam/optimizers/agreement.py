@@ -5,14 +5,19 @@ The classes of this package are checked by tests instead, so that importing it s
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusedadam.optimizers.declarations import Group
+from fusedadam.tensors.formats import FORMATS
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer
+
+# options that a rule has to use, and the values with which they do nothing
+NEUTRAL: dict[str, Any] = {"maximize": False, "weight_decay": 0, "max_grad_norm": None}
 
 
 def check_class(cls: type[FusedOptimizer]) -> None:
@@ -42,10 +47,9 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
     """What ``__init__`` has passed on: all that the rule needs, as numbers, and no option that does not exist."""
     for name in options:
         if name not in cls.options:
-            raise TypeError(
-                f"{cls.__name__} has no option {name!r}; it has {', '.join(cls.options)}. A new one needs a check: "
-                f"options = OPTIONS | {{{name!r}: checks.number}}"
-            )
+            alike = difflib.get_close_matches(name, cls.options, n=1)
+            meant = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(cls.options)}"
+            raise TypeError(f"{cls.__name__} has no option {name!r}; {meant} (An author declares it in options.)")
     for name, missing in _missing(cls, options):
         what = name if missing == name else f"{name}, which follows from {missing}"
         raise TypeError(
@@ -53,15 +57,60 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
         )
 
 
+class _Read(dict[str, Any]):
+    """Options that know which of them were asked for."""
+
+    def __init__(self, options: Group) -> None:
+        super().__init__(options)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
+    """Refuses an option that every optimizer may have, but that this one's rule does nothing with."""
+    given = [name for name in NEUTRAL if options.get(name, NEUTRAL[name]) not in (NEUTRAL[name], 0)]
+    if not given:
+        return
+    read = _Read(options)
+    for name in _needed(cls):
+        cls.value(read, name)
+    for name in given:
+        if name not in read.asked:
+            raise ValueError(
+                f"{name}={options[name]!r} has no effect in {cls.__name__}: its rule does not use it; leave it out, or "
+                "add it to the rule"
+            )
+
+
 def _check_states(cls: type[FusedOptimizer]) -> None:
     states = [role for role in cls.rule.roles if role not in ("param", "grad")]
     declared = getattr(cls, "states", {})
-    if sorted(states) != sorted(declared):
-        raise TypeError(f"{cls.__name__}.states must declare the states of its rule ({', '.join(states)}), no other")
+    if not isinstance(declared, Mapping) or sorted(states) != sorted(declared):
+        raise TypeError(
+            f"{cls.__name__}.states has {', '.join(map(str, declared)) or 'nothing'}, and its rule has "
+            f"{', '.join(states) or 'no states'}; declare each of these, as in states = {{'exp_avg': State()}}"
+        )
+    suffixes = tuple({array.suffix for fmt in FORMATS.values() for array in fmt.arrays if array.suffix})
     for name, state in declared.items():
+        if name == "step" or name.endswith(suffixes):
+            raise TypeError(
+                f"{cls.__name__}.states has {name!r}, a name that state dicts use; choose another, without "
+                f"{', '.join(sorted(suffixes))} at its end"
+            )
+        if state.dtype_option not in (*cls.options, "state_dtype"):
+            raise TypeError(
+                f"{cls.__name__}.states[{name!r}] has dtype_option={state.dtype_option!r}, which is not in options"
+            )
         others = {"maximum_of": state.maximum_of, "subtracted_from": state.subtracted_from}
         for what, other in others.items():
-            if other is not None and other not in states:
+            if other is not None and other not in (*states, "grad"):
                 raise TypeError(f"{cls.__name__}.states[{name!r}] has {what}={other!r}, which is no state of its rule")
         if state.decay is not None and state.decay not in {*cls.options, *cls.derived, *cls.fixed}:
             raise TypeError(

@@ -82,11 +82,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not hasattr(cls, "rule"):
             return
         cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
-        if not cls.__module__.startswith("fusedadam."):
+        # a wrapper may subclass an optimizer for its type alone, as Lightning does, with another __init__
+        if "rule" in cls.__dict__ and not cls.__module__.startswith("fusedadam."):
             agreement.check_class(cls)
 
     def __init__(self, params: Params, **options: Any) -> None:
         """``options``: the defaults of all groups."""
+        if not hasattr(self, "rule"):
+            raise TypeError(f"{type(self).__name__} has no rule; set rule = ... in the class")
         self._is_under_zero = callers.zero_creates_optimizer()
         self._reset()
         checks.iterable_of_parameters("params", params)
@@ -131,6 +134,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
                 self.check({**self.defaults, **param_group})
+                agreement.check_effects(type(self), {**self.defaults, **param_group})
             count = len(self.param_groups)
             try:
                 super().add_param_group(param_group)

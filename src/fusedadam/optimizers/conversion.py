@@ -22,6 +22,7 @@ from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True, "beta3_warmup": None}
+LAMBS = ("use_global_grad_norm", "max_weight_norm", "grad_averaging")  # options that only LAMBs have, ours or apex's
 KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
 
 # Group, parameter -> the names of the states that our optimizer keeps for it
@@ -157,14 +158,21 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
     """Refuses a saved group whose options show that another computation was meant."""
     ours = {**options, **fixed}
     for name, neutral in NEUTRAL.items():
-        if name in given and name not in ours and given[name] != neutral:
+        if name in given and name not in options and given[name] != fixed.get(name, neutral):
             raise ValueError(
                 f"the state dict has {name}={given[name]!r}, which {whose} does not support; load it with an optimizer "
                 "that does"
             )
     is_of_bert = ("b1" in given) != ("b1" in ours) and ("betas" in given) != ("betas" in ours)
     both_rmsprop = "alpha" in given and "alpha" in options  # torch's and TensorFlow's, with states of the same names
-    if is_of_bert or (both_rmsprop and ("lr_in_momentum" in given) != ("lr_in_momentum" in options)):
+    is_lamb, we_are_lamb = (any(name in those for name in LAMBS) for those in (given, options))
+    both_lamb = is_lamb and we_are_lamb  # the paper's and torch_npu's, which says nothing about bias correction
+    if (
+        is_of_bert
+        or is_lamb != we_are_lamb
+        or (both_rmsprop and ("lr_in_momentum" in given) != ("lr_in_momentum" in options))
+        or (both_lamb and ("bias_correction" in given) != ("bias_correction" in options))
+    ):
         have = ", ".join(sorted(given))
         raise ValueError(
             f"the state dict has the options of another optimizer than {whose} ({have}); load it with that one"

@@ -34,6 +34,9 @@ Check: TypeAlias = Callable[[str, Any], object]  # name, value; raises if the op
 Derive: TypeAlias = Callable[[Group], Any]
 
 
+INITIAL = ("zero", "one", "param")
+
+
 @dataclass(frozen=True)
 class State:
     """A tensor that an optimizer keeps for each parameter.
@@ -44,7 +47,7 @@ class State:
     What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
     such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
     kept in a step. ``maximum_of``: the state whose running maximum it is. ``subtracted_from``: the state that the rule
-    subtracts it, or its square, from.
+    subtracts it, or its square, from; or ``"grad"``.
     """
 
     initial: Literal["zero", "one", "param"] = "zero"
@@ -54,6 +57,10 @@ class State:
     decay: str | None = None
     maximum_of: str | None = None
     subtracted_from: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial not in INITIAL:
+            raise ValueError(f"initial={self.initial!r} is unknown; use one of {', '.join(map(repr, INITIAL))}")
 
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""

@@ -39,7 +39,7 @@ SLOWEST = 0.99  # decay of a signed average in 8 bits: above it, the noise drown
 # By what a state declares about another one: why both stay float32
 NEED_FLOAT32 = {
     "maximum_of": "the maximum of a rounded average only grows",
-    "subtracted_from": "the difference of two rounded averages is mostly rounding error",
+    "subtracted_from": "a difference of values that were rounded is mostly rounding error",
 }
 OTHER_DTYPES = ("state_dtype", "ema_dtype")  # options that ``storage`` takes the place of
 
@@ -177,7 +177,8 @@ def _keep_related_states_wide(
                     continue
                 if not isinstance(storage, str):
                     raise ValueError(
-                        f"storage[{each!r}]={titles[each]!r} cannot be used with {role}: {why}; use 'float32', or "
+                        f"storage[{each!r}]={titles[each]!r} cannot be used with {other if each == role else role}: "
+                        f"{why}; use 'float32', or "
                         f"leave {each!r} out"
                     )
                 titles[each], reasons[each] = "float32", why

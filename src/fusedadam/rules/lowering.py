@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
-from fusedadam.rules.ops import COMPOSED, OPS, SUMS
+from fusedadam.rules.ops import COMPOSED, OPS, SUMS, divide
 
 KINDS = ("Value", "Scalar", "Flag")
+# what authors may write first, and what it is called here
+MEANT = {"norm": "tensor_norm", "sum": "tensor_sum", "max": "maximum", "min": "minimum", "pow": "power"}
 RESERVED = {  # names that kernels use, and arguments may not have
     "AHEAD", "BLOCK", "CHUNK", "FULL", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
     "divide", "find_largest", "fold", "found_inf", "grad_scale", "inline", "int64_at", "kernel", "load", "max",
@@ -156,6 +158,8 @@ class Lowering(ast.NodeTransformer):
         value, names = self.visit(chosen), self.targets(target)
         if isinstance(value, ast.Tuple) and len(value.elts) != len(names):
             self.source.fail(statement, f"there are {len(names)} names for {len(value.elts)} values")
+        if len(names) > 1 and not isinstance(value, (ast.Tuple, ast.Call)):  # a call: of a helper that returns several
+            self.source.fail(statement, f"there are {len(names)} names for 1 value")
         self.assigned.update(names)
         yield from self.inlined
         self.inlined = []
@@ -190,7 +194,10 @@ class Lowering(ast.NodeTransformer):
             return not self.decide(test.operand)
         if isinstance(test, ast.BoolOp):
             return (all if isinstance(test.op, ast.And) else any)([self.decide(v) for v in test.values])
-        self.source.fail(test, f"`if {ast.unparse(test)}`: `if` is for flags; choose between elements with where(...)")
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        if names & {name for name, kind in self.source.kinds.items() if kind == "Flag"}:
+            self.source.fail(test, f"`if {ast.unparse(test)}`: a flag is True or False; derive one for each choice")
+        self.source.fail(test, f"`if {ast.unparse(test)}`: `if` is for flags; choose between values with where(...)")
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         name = node.id
@@ -233,7 +240,11 @@ class Lowering(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         if len(node.ops) != 1 or isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
-            self.source.fail(node, f"`{ast.unparse(node)}`: compare two values at a time, with < <= > >= == !=")
+            self.source.fail(
+                node,
+                f"`{ast.unparse(node)}`: compare two values at a time, with < <= > >= == !=, "
+                "in parentheses where & or | joins them",
+            )
         return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
@@ -257,6 +268,8 @@ class Lowering(ast.NodeTransformer):
             name = f"{called.__name__}_{place.replace('.', '_')}"
             self.sums[name] = SumCall(called, self.source, node)
             return call(name, *arguments)
+        if called is divide:
+            self.source.fail(node, f"`{ast.unparse(node)}`: in a rule, divide with `/`")
         if isinstance(called, FunctionType):
             wanted = inspect.signature(called).parameters
             if len(wanted) != len(arguments):
@@ -264,10 +277,19 @@ class Lowering(ast.NodeTransformer):
             if _has_sums(called):
                 return self.inline(called, arguments, f"{place}.")
             return call(self.helper(called).name, *arguments)
-        known = ", ".join([*self.ops, *COMPOSED, *(op.__name__ for op in SUMS)])
+        asked = ast.unparse(node.func).rpartition(".")[2]
+        asked = MEANT.get(asked, asked)
+        if asked in (*self.ops, *COMPOSED, *MEANT.values()):
+            self.source.fail(node, f"`{ast.unparse(node)}`: write {asked}(...), imported by name from fusedadam.ops")
+        known = ", ".join([*self.ops, *COMPOSED, *(op.__name__ for op in SUMS), "tensor_norm", "total_norm"])
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        joined = " & " if isinstance(node.op, ast.And) else " | "
+        instead = joined.join(f"({ast.unparse(value)})" for value in node.values)
+        self.source.fail(node, f"`{ast.unparse(node)}`: write `{instead}`, with parentheses")
 
     def helper(self, function: FunctionType) -> Helper:
         if function not in self.helpers:

@@ -20,7 +20,7 @@ The contract for authors:
   sum a role stands for all of them. ``Scalar``: one number for each parameter and step. ``Flag``: a choice made when
   the kernel is compiled.
 - The body assigns expressions of ``+ - * /``, comparisons (joined by ``&`` and ``|``), numbers, constants of the
-  module, the ops of ``fusedadam.rules.ops`` and calls, by position, of helper functions that follow the same rules.
+  module, the functions of ``fusedadam.ops`` and calls, by position, of helper functions that follow the same rules.
   ``if`` and ``a if flag else b`` ask flags, joined by ``not``, ``and``, ``or``; an elementwise choice is ``where``.
   There is no ``+=``. The last statement returns the roles to be stored, by name. ``grad`` is never stored.
 - A role that the code does not use under the given flags does not exist then: it takes no memory and no traffic.
@@ -40,6 +40,7 @@ Code that breaks the contract is refused when the rule is defined, with the line
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Rule:
     def __init__(
         self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
     ) -> None:
-        self.update, self._scalars, self.reports, self.name = update, scalars, tuple(reports), update.__name__
+        self.update, self.reports, self.name = update, tuple(reports), update.__name__
+        self._scalars = _with_step(scalars)
         self.__doc__, self.__wrapped__ = update.__doc__, update
         self._function = Function(update)
         kinds = self._function.kinds
@@ -114,17 +116,33 @@ class Rule:
     def check(self) -> None:
         """Raises where the code breaks the contract."""
         Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
+        self._check_is_stored()
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
             self.specialize(dict.fromkeys(self.flags, choice))
+
+    def _check_is_stored(self) -> None:
+        """Refuses states that would keep their initial values, and reports of something that does not exist."""
+        names = [node for node in ast.walk(self._function.tree) if isinstance(node, ast.Name)]
+        assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        for role in (role for role in self.roles if role not in ("param", "grad")):
+            if role in self.returned and role not in assigned:
+                self._function.fail(self._function.tree, f"`{role}` is returned, but never assigned: is it misspelt?")
+            if role in assigned and role not in self.returned:
+                self._function.fail(
+                    self._function.tree, f"the state `{role}` is assigned and not stored; add it to the return"
+                )
+        for name in self.reports:
+            if name not in assigned:
+                self._function.fail(self._function.tree, f"reports has `{name}`, which the rule never assigns")
 
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
         try:
             tracing.check(self._scalars, [name for name in self.scalar_names if name not in PARAM_SCALARS])
         except tracing.NotOnBothSides as error:
-            name = getattr(self._scalars, "__name__", "scalars")
-            self._function.fail(self._function.tree, f"its scalars, {name}: {error}")
+            name, line = getattr(self._scalars, "__name__", "scalars"), tracing.line_in(self._scalars, error)
+            self._function.fail(self._function.tree, f"its scalars, {name}, {line}: {error}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.update(*args, **kwargs)
@@ -189,10 +207,32 @@ class Rule:
 
 
 def rule(
-    *, scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
+    *without_scalars: Any, scalars: Callable[..., Mapping[str, Any]] | None = None, reports: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Rule]:
-    """Makes a rule of a function; the module's docstring is the contract."""
+    """Makes a rule of a function: the page "Your optimizer in an afternoon" (docs/rules.md) says what it may contain.
+
+    Args:
+        scalars: the function that computes what is the same for all elements, from the step and the options
+        reports: values of the rule that ``optimizer.report(name)`` reads after a step
+    """
+    if without_scalars or scalars is None:
+        raise TypeError("a rule needs its scalars; write @rule(scalars=...) above it")
     return lambda update: Rule(update, scalars, reports)
+
+
+def _with_step(scalars: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
+    """Scalars that do not depend on the step may leave it out of their arguments."""
+    signature = inspect.signature(scalars)
+    if any(name == "step" or given.kind is given.VAR_KEYWORD for name, given in signature.parameters.items()):
+        return scalars
+
+    @functools.wraps(scalars)
+    def call(step: Any, **options: Any) -> Mapping[str, Any]:
+        return scalars(**options)
+
+    step = inspect.Parameter("step", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    call.__signature__ = signature.replace(parameters=[step, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return call
 
 
 def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> SpecializedRule:

@@ -107,21 +107,24 @@ class Traced:
     def __bool__(self) -> NoReturn:
         _refuse(
             "`if`, `and`, `or`, `not`, min() or max() on a scalar",
-            "write where(condition, a, b), `&`, `|`, minimum or maximum of fusedadam.rules.ops",
+            "write where(condition, a, b), `&`, `|`, minimum or maximum of fusedadam.ops",
         )
 
     def _as_number(self, *_: Any) -> NoReturn:
         _refuse(
             "float(), int(), round() or a function of math on a scalar",
-            "use fusedadam.rules.ops, such as sqrt",
+            "use fusedadam.ops, such as sqrt",
         )
 
     __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _as_number
 
     def _unknown(self, *_: Any) -> NoReturn:
-        _refuse(
-            "`%`, `//`, divmod() or abs() on a scalar", "write it with + - * / and the functions of fusedadam.rules.ops"
-        )
+        _refuse("`%`, `//`, divmod() or abs() on a scalar", "write it with + - * / and the functions of fusedadam.ops")
+
+    def _parts(self, *_: Any) -> NoReturn:
+        _refuse("an index on a scalar", "take each number as an argument: beta1, beta2 and beta3 follow from betas")
+
+    __getitem__ = __iter__ = _parts
 
     __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = __abs__ = _unknown
 
@@ -166,11 +169,24 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
         except Exception as error:
             raise NotOnBothSides(
                 f"it raises {type(error).__name__} ({error}) for scalars that are not known yet, as on a device; use "
-                "+ - * / and fusedadam.rules.ops"
+                "+ - * / and fusedadam.ops"
             ) from error
         missing = [name for name in wanted if name not in result]
         if missing:
             raise NotOnBothSides(f"it does not return {', '.join(missing)}, which the rule asks for; add it")
+
+
+def line_in(scalars: Callable[..., Any], error: BaseException | None) -> str:
+    """Where scalars have raised an error: ``line 12``, or ``as a whole`` if they have not raised it themselves."""
+    code, found = getattr(inspect.unwrap(scalars), "__code__", None), "as a whole"
+    while error is not None:
+        frames = error.__traceback__
+        while frames is not None:
+            if frames.tb_frame.f_code is code:
+                found = f"line {frames.tb_lineno}"
+            frames = frames.tb_next
+        error = error.__cause__
+    return found
 
 
 def _arguments(scalars: Callable[..., Any]) -> Iterator[dict[str, Any]]:
