@@ -23,6 +23,7 @@ import torch
 from fusedadam import AdamP, AdamW
 from fusedadam import __main__ as command_line
 from fusedadam.cli import bench as module
+from fusedadam.cli.bench.options import MEASURED_BY_DEFAULT
 from fusedadam.cli.bench.report import VERSION
 from tests.cli.common import heed_ctrl_c
 
@@ -212,7 +213,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: P
         process.kill()
         os.close(mine)
     assert "\x1b[" in screen
-    assert re.search(r"[01]/5", screen)
+    assert re.search(rf"[01]/{len(MEASURED_BY_DEFAULT)}", screen)
     assert "Stopped." in screen
     assert "Traceback" not in screen
     written = json.loads((out / "bench.json").read_text())

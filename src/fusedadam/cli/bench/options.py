@@ -14,6 +14,7 @@ from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Pace
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+MEASURED_BY_DEFAULT = ["AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam"]  # all would take three times as long
 FULL, QUICK = Pace(turns=7, seconds=0.06), Pace(turns=3, seconds=0.03)
 DESCRIPTION = (
     "Measures how fast a step is on this machine, ours and its peers'. Each runs in its own process, and they take "
@@ -34,8 +35,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser("bench", DESCRIPTION, EXAMPLES)
     known = list(contestants.optimizers())
     add = parser.add_argument
-    add("--optimizers", nargs="+", choices=known, metavar="NAME",
-        help=f"{', '.join(known)} (default: all; storage= with AdamW, and with those named here)")  # fmt: skip
+    add("--optimizers", nargs="+", choices=[*known, "all"], metavar="NAME",
+        help=f"{', '.join(known)}, all (default: {', '.join(MEASURED_BY_DEFAULT)}; storage= with AdamW, and "
+        "with those named here)")  # fmt: skip
     add("--peers", nargs="+", choices=[*contestants.PEER_NAMES, "all", "none"], metavar="NAME",
         help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
     add("--add-peer", action="append", default=[], type=_added, metavar="OPTIMIZER=MODULE:NAME",
@@ -57,8 +59,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="for bench.json, bench.html and bench.png (default: fusedadam-bench)")  # fmt: skip
     parser.add_json()
     options = parser.parse_args(arguments)
-    options.asked = options.optimizers is not None
-    options.optimizers = options.optimizers or known
+    asked = options.optimizers or MEASURED_BY_DEFAULT
+    options.asked = options.optimizers is not None and "all" not in asked
+    options.optimizers = known if "all" in asked else asked
     options.device = str(options.device or frame.default_device())
     pace = QUICK if options.quick else FULL
     options.pace = Pace(options.turns or pace.turns, pace.seconds)

@@ -159,7 +159,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "Checks on this machine that every optimizer computes what it should: each of its flags, in each dtype and "
         "with each storage=, with every backend, on every device, against the update rule in float64. Backends must "
         "agree bit for bit, and so must a second run. Compiled kernels stay in the cache for your trainings.",
-        {"": "everything, in about a minute", "--optimizer AdamP --device cuda:0": "only what you will use"},
+        {"": "everything, in a few minutes", "--optimizer AdamP --device cuda:0": "only what you will use"},
     )
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="only this one; may be given again")
     parser.add_device(action="append", help="only on this one; may be given again")
