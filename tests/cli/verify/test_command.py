@@ -172,13 +172,15 @@ def run_uncached():
 
 
 @pytest.mark.exhaustive
-def test_everything_with_nothing_compiled_in_less_than_a_minute(tmp_path):
-    """Two cores: two minutes of their time; what other programs take meanwhile does not count."""
-    done = piped("verify", "--jobs", "2", "--json", "--device", "cpu", FUSEDADAM_CACHE_DIR=str(tmp_path))
+def test_with_nothing_compiled_it_takes_half_a_minute_for_each_optimizer(tmp_path):
+    """Of processor time; what other programs take meanwhile does not count."""
+    names = ["AdamW", "EmaAdamW", "AdamP", "SGD"]
+    asked = [word for name in names for word in ("--optimizer", name)]
+    done = piped("verify", "--jobs", "2", "--json", "--device", "cpu", *asked, FUSEDADAM_CACHE_DIR=str(tmp_path))
     assert done.returncode == frame.FINE, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["processor_seconds"] < 2 * 60
-    assert len(found["cases"]) == len(chosen([*OPTIMIZERS], everything=False))
+    assert found["processor_seconds"] < 30 * len(names)
+    assert len(found["cases"]) == len(chosen(names, everything=False))
 
 
 @pytest.mark.gpu
