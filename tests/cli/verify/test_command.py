@@ -172,14 +172,14 @@ def run_uncached():
 
 
 @pytest.mark.exhaustive
-def test_with_nothing_compiled_it_takes_half_a_minute_for_each_optimizer(tmp_path):
+def test_with_nothing_compiled_it_takes_less_than_a_minute_for_each_optimizer(tmp_path):
     """Of processor time; what other programs take meanwhile does not count."""
     names = ["AdamW", "EmaAdamW", "AdamP", "SGD"]
     asked = [word for name in names for word in ("--optimizer", name)]
     done = piped("verify", "--jobs", "2", "--json", "--device", "cpu", *asked, FUSEDADAM_CACHE_DIR=str(tmp_path))
     assert done.returncode == frame.FINE, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["processor_seconds"] < 30 * len(names)
+    assert found["processor_seconds"] < 60 * len(names)
     assert len(found["cases"]) == len(chosen(names, everything=False))
 
 
