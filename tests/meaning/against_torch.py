@@ -28,6 +28,21 @@ def train(optimizer: torch.optim.Optimizer, steps: int = 20, start: int = 0) -> 
     return optimizer
 
 
+def trained_beside(
+    ours: Any, by_hand: Any, place: tuple[str, str], options: dict[str, Any]
+) -> tuple[torch.optim.Optimizer, dict[Tensor, Any]]:
+    """Ours in float64 after 15 steps, and for each parameter the formula by hand after as many."""
+    device, backend = place
+    optimizer = ours(parameters(device=device), **options, backend=backend)
+    expected = {p: by_hand(p.detach().cpu().clone(), **options) for p in params_of(optimizer)}
+    for step in range(15):
+        train(optimizer, 1, start=step)
+        for p, formula in expected.items():
+            if p.grad is not None:
+                formula.step(p.grad.cpu())
+    return optimizer, expected
+
+
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 

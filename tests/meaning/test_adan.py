@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedadam
-from tests.meaning.against_torch import parameters, params_of, train
+from tests.meaning.against_torch import parameters, params_of, train, trained_beside
 from tests.meaning.by_hand import AdanByHand
 from tests.support import F32, QUICK_PLACES
 
@@ -17,14 +17,7 @@ FLAGS = [{}, {"no_prox": True}, {"maximize": True}, {"no_prox": True, "maximize"
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_equals_the_formula_by_hand(flags, place):
-    device, backend = place
-    optimizer = fusedadam.Adan(parameters(device=device), **OPTIONS, **flags, backend=backend)
-    by_hand = {p: AdanByHand(p.detach().cpu().clone(), **OPTIONS, **flags) for p in params_of(optimizer)}
-    for step in range(15):
-        train(optimizer, 1, start=step)
-        for p, expected in by_hand.items():
-            if p.grad is not None:
-                expected.step(p.grad.cpu())
+    optimizer, by_hand = trained_beside(fusedadam.Adan, AdanByHand, place, {**OPTIONS, **flags})
     for p, expected in by_hand.items():
         state = optimizer.state[p]
         found = {"p": p, "m": state["exp_avg"], "d": state["exp_avg_diff"], "n": state["exp_avg_sq"]}

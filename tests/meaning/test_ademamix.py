@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedadam
-from tests.meaning.against_torch import parameters, params_of, train
+from tests.meaning.against_torch import parameters, train, trained_beside
 from tests.meaning.by_hand import AdEMAMixByHand
 from tests.support import BF16, QUICK_PLACES
 
@@ -17,14 +17,7 @@ FLAGS = [{}, {"alpha": 5.0, "alpha_warmup": 7}, {"alpha_warmup": 100, "maximize"
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_equals_the_formula_by_hand(flags, place):
-    device, backend = place
-    optimizer = fusedadam.AdEMAMix(parameters(device=device), **OPTIONS, **flags, backend=backend)
-    by_hand = {p: AdEMAMixByHand(p.detach().cpu().clone(), **OPTIONS, **flags) for p in params_of(optimizer)}
-    for step in range(15):
-        train(optimizer, 1, start=step)
-        for p, expected in by_hand.items():
-            if p.grad is not None:
-                expected.step(p.grad.cpu())
+    optimizer, by_hand = trained_beside(fusedadam.AdEMAMix, AdEMAMixByHand, place, {**OPTIONS, **flags})
     for p, expected in by_hand.items():
         state = optimizer.state[p]
         found = {"p": p, "m": state["exp_avg_fast"], "s": state["exp_avg_slow"], "v": state["exp_avg_sq"]}

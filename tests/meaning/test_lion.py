@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedadam
-from tests.meaning.against_torch import parameters, params_of, train
+from tests.meaning.against_torch import parameters, params_of, train, trained_beside
 from tests.meaning.by_hand import LionByHand
 from tests.support import BF16, F32, F64, QUICK_PLACES
 
@@ -16,14 +16,7 @@ OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("maximize", [False, True])
 def test_equals_the_formula_by_hand(maximize, place):
-    device, backend = place
-    optimizer = fusedadam.Lion(parameters(device=device), **OPTIONS, maximize=maximize, backend=backend)
-    by_hand = {p: LionByHand(p.detach().cpu().clone(), **OPTIONS, maximize=maximize) for p in params_of(optimizer)}
-    for step in range(15):
-        train(optimizer, 1, start=step)
-        for p, expected in by_hand.items():
-            if p.grad is not None:
-                expected.step(p.grad.cpu())
+    optimizer, by_hand = trained_beside(fusedadam.Lion, LionByHand, place, {**OPTIONS, "maximize": maximize})
     for p, expected in by_hand.items():
         torch.testing.assert_close(p.detach().cpu(), expected.p, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(optimizer.state[p]["exp_avg"].cpu(), expected.m, rtol=1e-11, atol=1e-13)

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import fusedadam
-from tests.meaning.against_torch import assert_as_close_to_float64, assert_equal, both, parameters, params_of, train
+from tests.meaning.against_torch import (
+    assert_as_close_to_float64,
+    assert_equal,
+    both,
+    train,
+    trained_beside,
+)
 from tests.meaning.by_hand import RMSpropTFByHand
 from tests.support import F32, F64, QUICK_PLACES, pairwise, ulp
 
@@ -46,14 +52,7 @@ def test_is_as_close_to_float64_as_torch_is_in_float32(flags, place):
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", TF_FLAGS, ids=str)
 def test_tensorflows_equals_the_formula_by_hand(flags, place):
-    device, backend = place
-    optimizer = fusedadam.RMSpropTF(parameters(device=device), **OPTIONS, **flags, backend=backend)
-    by_hand = {p: RMSpropTFByHand(p.detach().cpu().clone(), **OPTIONS, **flags) for p in params_of(optimizer)}
-    for step in range(15):
-        train(optimizer, 1, start=step)
-        for p, expected in by_hand.items():
-            if p.grad is not None:
-                expected.step(p.grad.cpu())
+    optimizer, by_hand = trained_beside(fusedadam.RMSpropTF, RMSpropTFByHand, place, {**OPTIONS, **flags})
     for p, expected in by_hand.items():
         state = optimizer.state[p]
         found = {"p": p, "v": state["square_avg"], "a": state.get("grad_avg"), "b": state.get("momentum_buffer")}

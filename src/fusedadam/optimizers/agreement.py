@@ -34,9 +34,8 @@ def check_class(cls: type[FusedOptimizer]) -> None:
         return  # they are known when an optimizer is made
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     required = [p.name for p in parameters if p.default is p.empty]
-    for name, missing in _missing(cls, defaults):
+    for what, missing in _missing(cls, defaults):
         if missing not in required:
-            what = name if missing == name else f"{name}, which follows from {missing}"
             raise TypeError(
                 f"the rule of {cls.__name__} needs {what}; add it to the arguments of __init__, or to fixed if it is "
                 "always the same"
@@ -50,8 +49,7 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
             alike = difflib.get_close_matches(name, cls.options, n=1)
             meant = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(cls.options)}"
             raise TypeError(f"{cls.__name__} has no option {name!r}; {meant} (An author declares it in options.)")
-    for name, missing in _missing(cls, options):
-        what = name if missing == name else f"{name}, which follows from {missing}"
+    for what, missing in _missing(cls, options):
         raise TypeError(
             f"the rule of {cls.__name__} needs {what}; pass it on: super().__init__(params, {missing}={missing}, ...)"
         )
@@ -119,12 +117,13 @@ def _check_states(cls: type[FusedOptimizer]) -> None:
 
 
 def _missing(cls: type[FusedOptimizer], options: Group) -> Iterator[tuple[str, str]]:
-    """What the rule needs that these options do not give, and the option that is missing or too short."""
+    """What the rule needs that these options do not give, in words, and the option that is missing."""
     for name in _needed(cls):
         try:
             value = cls.value(options, name)
         except KeyError as error:
-            yield name, str(error.args[0])
+            missing = str(error.args[0])
+            yield (name if missing == name else f"{name}, which follows from {missing}"), missing
         except IndexError:
             raise TypeError(
                 f"the rule of {cls.__name__} needs {name}, and betas={options['betas']!r} has no such value; give it "
