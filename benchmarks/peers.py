@@ -38,20 +38,33 @@ def torch_adadelta(params: Params, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.Adadelta(params, foreach=True, **options)  # there is no fused one
 
 
-def adamp(params: Params, **options: Any) -> torch.optim.Optimizer:
-    """AdamP as its authors published it."""
-    if importlib.util.find_spec("adamp") is None:
-        raise Failed("adamp is not installed")
-    made: torch.optim.Optimizer = importlib.import_module("adamp").AdamP(params, **options)
+def torch_radam(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.RAdam(params, foreach=True, **options)  # there is no fused one
+
+
+def packaged(package: str, name: str, **always: Any) -> Make:
+    """The class ``name`` of another package, with options that make it as fast as it gets."""
+
+    def made(params: Params, **options: Any) -> torch.optim.Optimizer:
+        if importlib.util.find_spec(package) is None:
+            raise Failed(f"{package} is not installed")
+        optimizer: torch.optim.Optimizer = getattr(importlib.import_module(package), name)(params, **always, **options)
+        return optimizer
+
+    made.__name__ = package.replace("_", "-")
     return made
 
 
+adamp = packaged("adamp", "AdamP")  # as its authors published it
+
+
 def scaled(make: Make) -> Make:
-    """With scaled gradients, as torch.amp.GradScaler passes them to an optimizer that can unscale them itself."""
+    """With scaled gradients, as torch.amp.GradScaler passes them to an optimizer that can unscale them itself. Both
+    leave them unscaled, so the scale is -1: gradients that are used again must not become smaller and smaller."""
 
     def made(params: Params, **options: Any) -> Any:
         optimizer, device = make(params, **options), params[0].device
-        optimizer.grad_scale, optimizer.found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+        optimizer.grad_scale, optimizer.found_inf = -torch.ones((), device=device), torch.zeros((), device=device)
         return optimizer
 
     made.__name__ = f"{make.__name__}, scaled"

@@ -135,14 +135,14 @@ def main(doc: str | None, rows: Mapping[str, Sequence[Row]], arguments: Sequence
     """``rows``: those to measure, by the type of device."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only the rows whose name contains this")
+    parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="only rows whose name contains a TEXT")
     parser.add_argument("--quick", action="store_true", help="fewer turns: to try something, not to publish")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args(arguments)
     device, pace = chosen.device, QUICK if chosen.quick else FULL
-    selected = [row for row in rows[device] if chosen.only.lower() in row.what.lower()]
+    selected = [row for row in rows[device] if any(text.lower() in row.what.lower() for text in chosen.only)]
     if not selected:
-        parser.error(f"--only {chosen.only!r} is in the name of no row on {device}")
+        parser.error(f"--only {chosen.only} is in the name of no row on {device}")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{processor()}, {torch.get_num_threads()} threads"
     print(f"{name}; torch {torch.__version__}, Python {platform.python_version()}")
     found: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ import argparse
 import copy
 import gc
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +155,7 @@ def measure(device: str, seconds: float, largest: int) -> Iterator[Row]:
 
 
 def take_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of each timed call. Each round starts with another contestant: neighbours must not matter."""
+    """Microseconds of each timed call. Each round has another order: it matters who has just used the caches."""
     wait = waiting_for(device)
     for step in steps.values():
         for _ in range(FIRST_STEPS):
@@ -175,10 +176,9 @@ def take_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[s
 
 
 def rounds(names: Sequence[str], seconds: float) -> Iterator[Sequence[str]]:
-    end, k = time.perf_counter() + seconds, 0
+    end, orders, k = time.perf_counter() + seconds, random.Random(0), 0
     while k < LEAST_TURNS or time.perf_counter() < end:
-        first = k % len(names)
-        yield [*names[first:], *names[:first]]
+        yield orders.sample(names, len(names))
         k += 1
 
 

@@ -14,17 +14,19 @@ from peers import (
     clip_then_fused,
     on_dtensors,
     our_clip_grad_norm_,
+    packaged,
     same_bytes_no_mathematics,
     scaled,
     torch_adadelta,
     torch_clip_grad_norm_,
     torch_fused,
+    torch_radam,
     torch_rmsprop,
     torch_sgd,
 )
 from rows import Faster, OfCopy, OfTheTime, Row, main
 
-from fusedadam import SGD, Adadelta, AdamP, AdamW, BertAdam, EmaAdamW, Lamb, RMSprop
+from fusedadam import SGD, Adadelta, AdamP, AdamW, Adan, AdEMAMix, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSprop
 from fusedadam.cli.harness import shapes as models
 from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma
 
@@ -35,7 +37,12 @@ MOMENTUM = {"momentum": 0.9}
 ALL_PROJECTED = {"delta": 1e6}  # above every cosine: each matrix is projected by channel, as with batch norm
 CAPTURABLE = {"capturable": True}
 BIG, TWO, SMALL = cases.one(32), cases.two_matrices(), models.many_small(4096)
+NO_DECAY = {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.99)}  # defaults differ between packages
+ADAN = {**NO_DECAY, "betas": (0.98, 0.92, 0.99), "eps": 1e-8}
+MIX = {**NO_DECAY, "betas": (0.9, 0.999, 0.9999), "alpha": 5.0}
 SMALL_GPU = models.many_small(65536)
+OPTIMI = {name: packaged("optimi", name) for name in ("Lion", "Adan", "RAdam")}
+LOOPS = {name: packaged("pytorch_optimizer", name) for name in ("Lion", "Adan", "AdEMAMix")}
 
 # fmt: off
 ON_GPU = [
@@ -47,7 +54,7 @@ ON_GPU = [
     Row("AdamW fp32 capturable, 1,000 small tensors", AdamW, torch_fused, SMALL_GPU, FP32, [Faster(2)], CAPTURABLE),
     Row("AdamW fp32 scaled, 1,000 small tensors", scaled(AdamW), scaled(torch_fused), SMALL_GPU, FP32, [Faster(2)]),
     Row("AdamW fp32 scaled, llama", scaled(AdamW), scaled(torch_fused), models.llama(), FP32, [Faster()]),
-    Row("AdamW fp32 scaled, llama", scaled(AdamW), AdamW, models.llama(), FP32, [OfTheTime(1.03)]),
+    Row("AdamW fp32 scaled, llama", scaled(AdamW), AdamW, models.llama(), FP32, [OfTheTime(1.16)]),
     Row("AdamW fp32, 1,000 small DTensors", on_dtensors(AdamW), on_dtensors(torch_fused), SMALL_GPU, FP32, [Faster()]),
     Row("AdamW fp32, 1,000 small DTensors", on_dtensors(AdamW), AdamW, SMALL_GPU, FP32, [OfTheTime(1.2)]),
     Row("AdamP fp32, 1,000 small DTensors", on_dtensors(AdamP), AdamP, SMALL_GPU, FP32, [OfTheTime(1.2)]),
@@ -62,11 +69,19 @@ ON_GPU = [
     Row("AdamP bf16, gpt", AdamP, adamp, models.gpt(), BF16, [Faster(), OfCopy(80)]),
     Row("AdamP bf16, llama", AdamP, adamp, models.llama(), BF16, [Faster(), OfCopy(88)]),
     Row("BertAdam bf16, gpt", BertAdam, BertAdamLoop, models.gpt(), BF16, [Faster()], SCHEDULE),
-    Row("SGD fp32 with momentum, llama", SGD, torch_sgd, models.llama(), FP32, [Faster()], MOMENTUM),
-    Row("RMSprop fp32, llama", RMSprop, torch_rmsprop, models.llama(), FP32, [Faster()]),
-    Row("Adadelta fp32, llama", Adadelta, torch_adadelta, models.llama(), FP32, [Faster()]),
-    Row("Lamb fp32, gpt", Lamb, LambLoop, models.gpt(), FP32, [Faster()]),
-    Row("Lamb fp32, llama", Lamb, LambLoop, models.llama(), FP32, [Faster()]),
+    Row("SGD fp32 with momentum, llama", SGD, torch_sgd, models.llama(), FP32, [Faster(1.15), OfCopy(95)], MOMENTUM),
+    Row("RMSprop fp32, llama", RMSprop, torch_rmsprop, models.llama(), FP32, [Faster(1.15), OfCopy(95)]),
+    Row("Adadelta fp32, llama", Adadelta, torch_adadelta, models.llama(), FP32, [Faster(1.15), OfCopy(95)]),
+    Row("Lamb fp32, gpt", Lamb, LambLoop, models.gpt(), FP32, [Faster(10), OfCopy(92)]),
+    Row("Lamb fp32, llama", Lamb, LambLoop, models.llama(), FP32, [Faster(), OfCopy(92)]),
+    Row("Lion fp32, gpt", Lion, OPTIMI["Lion"], models.gpt(), FP32, [Faster(1.1)], NO_DECAY),
+    Row("Lion fp32, llama", Lion, LOOPS["Lion"], models.llama(), FP32, [Faster(), OfCopy(95)], NO_DECAY),
+    Row("RAdam fp32, gpt", RAdam, OPTIMI["RAdam"], models.gpt(), FP32, [Faster(1.1)], NO_DECAY),
+    Row("RAdam fp32, llama", RAdam, torch_radam, models.llama(), FP32, [Faster(), OfCopy(95)]),
+    Row("Adan fp32, gpt", Adan, OPTIMI["Adan"], models.gpt(), FP32, [Faster(1.1)], ADAN),
+    Row("Adan fp32, llama", Adan, LOOPS["Adan"], models.llama(), FP32, [Faster(), OfCopy(95)], ADAN),
+    Row("AdEMAMix fp32, gpt", AdEMAMix, LOOPS["AdEMAMix"], models.gpt(), FP32, [Faster(3)], MIX),
+    Row("AdEMAMix fp32, llama", AdEMAMix, LOOPS["AdEMAMix"], models.llama(), FP32, [Faster(), OfCopy(95)], MIX),
     Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
     Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
@@ -93,6 +108,10 @@ ON_CPU = [
     Row("RMSprop fp32, 33.5M", RMSprop, torch_rmsprop, BIG, FP32, [Faster(1)]),
     Row("Adadelta fp32, 33.5M", Adadelta, torch_adadelta, BIG, FP32, [Faster(1)]),
     Row("Lamb fp32, 33.5M", Lamb, LambLoop, BIG, FP32, [Faster(1)]),
+    Row("Lion fp32, 33.5M", Lion, LOOPS["Lion"], BIG, FP32, [Faster(1)], NO_DECAY),
+    Row("RAdam fp32, 33.5M", RAdam, torch_radam, BIG, FP32, [Faster(1)]),
+    Row("Adan fp32, 33.5M", Adan, LOOPS["Adan"], BIG, FP32, [Faster(1)], ADAN),
+    Row("AdEMAMix fp32, 33.5M", AdEMAMix, LOOPS["AdEMAMix"], BIG, FP32, [Faster(1)], MIX),
 ]
 # fmt: on
 

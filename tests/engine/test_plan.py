@@ -114,7 +114,7 @@ def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, f
 
     backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
     plan, params, steps = made([torch.ones(3)], states, backend=backend)
-    kernel = SimpleNamespace(update=update, runs_for=lambda options: [], has_live=False)
+    kernel = SimpleNamespace(update=update, runs_for=lambda options: [], has_live=False, has_options=True)
     options = plan._last_options = [OPTIONS]
     plan._scalar_kernels, plan.launches._joined = [(plan.launches[0].table, kernel)], None
     _, tensors = plan.snapshot.compare(params, states)
@@ -123,3 +123,28 @@ def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, f
         plan.run(params, tensors, steps, options, NO_AMP)
     assert evaluated == ran == [count + 1] * fits
     assert states[params[0]]["step"] == torch.tensor(count + 1)
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_step_with_another_learning_rate_is_repeated_if_the_kernels_take_it(is_followed):
+    states, ran = {}, []
+
+    def joined(runs, is_scaled):
+        return lambda step, *_: ran.append(step)
+
+    kernel = SimpleNamespace(
+        update=lambda options, step: True,
+        runs_for=lambda options: [],
+        follow=lambda options: is_followed,
+        has_live=False,
+        has_options=True,
+    )
+    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
+    plan, params, steps = made([torch.ones(3)], states, backend=backend)
+    plan._last_options = first = [OPTIONS]
+    plan._scalar_kernels, plan.launches._joined = [(plan.launches[0].table, kernel)], None
+    _, tensors = plan.snapshot.compare(params, states)
+    for options in (first, first, [OPTIONS], [OPTIONS]):
+        plan.run(params, tensors, steps, options, NO_AMP)
+    assert ran == ([2, 3, 4] if is_followed else [2])
+    assert states[params[0]]["step"] == 4

@@ -211,6 +211,38 @@ def test_options_are_sent_when_they_change_and_nothing_is_compiled_again(monkeyp
     assert watched.made == 3, "a tensor is read by another kernel"
 
 
+def test_a_scheduled_number_is_sent_alone_and_has_the_bits_of_the_host(monkeypatch):
+    case, watched = BY_RULE["adam"], Watched(monkeypatch)
+    table, _alive = table_of(case)
+    kernel = ScalarKernel(watched.kernels, case.rule, table, None, slice(None), GROUPS)
+    host = HostScalars(case.rule, GROUPS, np.arange(len(SHAPES)), slice(None), np.array([], dtype=np.int64))
+    assert not kernel.follow([as_options(case)] * 3), "it has no options yet"
+    assert kernel.update([as_options(case)] * 3, 1)
+    for step, lr in enumerate((0.1, 0.2, 0.3), start=2):
+        options = [as_options(case, lr=lr), as_options(case, lr=2 * lr), as_options(case, weight_decay=lr)]
+        assert kernel.follow(options)
+        assert kernel.update(options, step)
+        found = table.numbers[: len(table.scalars)].copy()
+        table.set_scalars(*host.of(float(step), options))
+        assert_same_bits(found, table.numbers[: len(table.scalars)])
+    assert (watched.made, watched.sent) == (1, 1)
+
+
+@pytest.mark.parametrize("other", [{"beta1": 0.5}, {"lr": torch.tensor(0.1)}, {"lr": torch.tensor(0.1, dtype=F16)}])
+def test_what_needs_more_than_numbers_is_not_followed(other):
+    """Another table of powers takes longer to make than the host takes for the scalars; a tensor is read elsewhere."""
+    case = BY_RULE["adam"]
+    table, _alive = table_of(case)
+    kernel = ScalarKernel(table.backend.scalars, case.rule, table, torch.zeros(4), slice(None), GROUPS)
+    options = [as_options(case)] * 3
+    changed = [as_options(case), as_options(case, **other), as_options(case)]
+    for before, after in ((options, changed), (changed, options)):
+        assert kernel.update(before)
+        assert not kernel.follow(after)
+    assert kernel.update(options)
+    assert kernel.follow(options)
+
+
 def test_a_tensor_whose_memory_is_replaced_is_read_where_it_is(monkeypatch):
     case = BY_RULE["adam"]
     table, _alive = table_of(case)
@@ -245,22 +277,25 @@ def test_what_is_made_in_inference_mode_is_written_outside_it():
         assert table.numbers[size].tolist() == [value] * 4
 
 
-def test_an_update_that_was_interrupted_is_made_again(monkeypatch):
+@pytest.mark.parametrize("take", ["update", "follow"])
+def test_an_update_that_was_interrupted_is_made_again(monkeypatch, take):
     """Options that were only half sent must not be taken for the present ones."""
     case = BY_RULE["adam"]
     table, _alive = table_of(case)
     kernel = ScalarKernel(table.backend.scalars, case.rule, table, torch.zeros(4), slice(None), GROUPS)
-    options = [as_options(case)] * 3
+    options = [as_options(case, beta1=0.0)] * 3
     kernel.update(options)
     changed = [as_options(case, lr=7.0, beta1=0.0)] * 3
     with monkeypatch.context() as patch:
 
-        def interrupted(words, there):
+        def interrupted(words, there, count):
             raise KeyboardInterrupt
 
         patch.setattr("fusedadam.engine.scalar_kernel._send", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            kernel.update(changed)
+            getattr(kernel, take)(changed)
+    assert not kernel.follow(options)
+    assert not kernel.follow(changed)
     kernel.update(changed)
     assert table.numbers[table.scalars.index("step_size")].tolist() == [7.0] * 4
 

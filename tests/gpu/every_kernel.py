@@ -45,8 +45,8 @@ def main() -> None:
                     expected = apply(case, roles, ("cpu", "eager"), **(on_host if scaled else {}))
                     assert_same_bits(ours, expected, f"{case.id} {dtypes} {'scaled' if scaled else ''}")
                 count += 1
-    if part == 1:
-        count += _with_storage() + _with_scalars_on_the_device()
+    count += _with_storage() if part == 1 else 0
+    count += _with_scalars_on_the_device() if part == parts else 0
     torch.cuda.synchronize()
     print(f"{count} launches of {len(mine)} rules with their flags: all as on the CPU")
 

@@ -1,6 +1,7 @@
 """Launches by CUDA's driver do what Triton's own launcher does, wherever a step is taken."""
 
 import gc
+import itertools
 import threading
 
 import pytest
@@ -161,6 +162,25 @@ def test_a_graph_has_the_bits_of_single_launches(name, launches, monkeypatch):
     assert launches[1] == graphs
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_scheduled_steps_are_graphs_too(name, launches):
+    """A learning rate that changes before every step has the bits that it has on a CPU."""
+
+    def scheduled(params):
+        optimizer = MAKERS[name if params[0].is_cuda or name != "capturable" else "AdamW"](params)
+        steps = itertools.count(1)
+
+        def set_lr(*_):
+            optimizer.param_groups[0]["lr"] = 1e-2 / next(steps)
+
+        optimizer.register_step_pre_hook(set_lr)
+        return optimizer
+
+    ours = trained(scheduled, device, steps=20)
+    assert launches[1] >= 16
+    assert_same(ours, trained(scheduled, "cpu", steps=20))
+
+
 def eventful(make):
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1,), (7, 300), (64, 96), (3, 5, 2)]
@@ -187,6 +207,7 @@ def eventful(make):
 
 
 def test_optimizers_may_go_while_their_graphs_run():
+    gc.collect()  # what other tests left in reference cycles would be freed in between
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for _ in range(30):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam import Scalar, Value, Values, rule
 from tests.contract.common import (
     CLIPPED,
     PLAIN,
@@ -188,3 +189,24 @@ def test_a_backend_changed_in_a_group_is_noticed():
     optimizer.param_groups[0]["backend"] = "nonsense"
     with pytest.raises(ValueError, match="nonsense"):
         optimizer.step()
+
+
+def test_what_is_derived_from_a_scheduled_learning_rate_follows_it():
+    @rule(scalars=lambda step, half: {"half": half})
+    def descent(param: Value, grad: Value, *, half: Scalar) -> Values:
+        param = param - half * grad
+        return (param,)
+
+    class Descent(fusedadam.FusedOptimizer):
+        rule, states, derived = descent, {}, {"half": lambda group: group["lr"] / 2}
+
+        def __init__(self, params, lr=1.0, *, backend=None):
+            super().__init__(params, lr=lr, backend=backend)
+
+    param = torch.nn.Parameter(torch.zeros(3))
+    param.grad = torch.ones(3)
+    optimizer = Descent([param], backend="eager")
+    for lr in (1.0, 2.0, 4.0):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+    assert param.tolist() == [-3.5] * 3

@@ -37,6 +37,10 @@ class DeviceScalars:
         runs = None if self._kernel is None else self._kernel.runs_for(options)
         return None if self._kernel is None or runs is None else [*runs, self._kernel.count]
 
+    def follow(self, options: Sequence[HyperParameters]) -> bool:
+        """Whether ``update`` and ``count`` run the same with these options; numbers that have changed are sent."""
+        return self._kernel is not None and self._kernel.follow(options)
+
     def count(self) -> None:
         """Counts the step, unless GradScaler found an infinity."""
         if self._kernel is None:

@@ -41,16 +41,18 @@ class Replaced(Exception):
 
 
 class Repeated(NamedTuple):
-    """What a step runs that differs from the last one in its number and in addresses alone."""
+    """What a step runs that differs from the last one in numbers and addresses alone."""
 
     options: Sequence[HyperParameters]
     is_scaled: bool
     run: Joined
+    kernels: Sequence[ScalarKernel | DeviceScalars]
     live: Sequence[ScalarKernel | DeviceScalars]  # they read tensors of the user's, which may be elsewhere by now
 
     def serves(self, options: Sequence[HyperParameters], amp: Amp) -> bool:
-        same = options is self.options and self.is_scaled == (amp is not NO_AMP)
-        return same and all(kernel.runs_for(options) is not None for kernel in self.live)
+        if self.is_scaled != (amp is not NO_AMP):
+            return False
+        return all(kernel.follow(options) for kernel in (self.live if options is self.options else self.kernels))
 
 
 class Plan:
@@ -204,6 +206,8 @@ class Plan:
         next_steps = step_counts.next(self._host_scalars.places)
         repeated = self._repeated
         if repeated is not None and _fits_a_kernel(next_steps) and repeated.serves(options, amp):
+            if repeated.options is not options:
+                self._repeated = repeated._replace(options=options)
             self._repeat(repeated.run, next_steps, params, step_counts, amp)
             if amp.grad_scale is not None:
                 self._unscaling.finish(tensors, amp)
@@ -225,7 +229,7 @@ class Plan:
         self._repeated = self._prepare_to_repeat(options, amp)
 
     def _repeat(self, run: Joined, step: float, params: list[Tensor], step_counts: StepCounts, amp: Amp) -> None:
-        """A step that differs from the last one in its number and in addresses alone: one command does all of it."""
+        """A step that differs from the last one in numbers and addresses alone: one command does all of it."""
         self.launches.set_amp(amp)
         self.launches.send()
         step_counts.set(self._host_scalars.places, step)
@@ -250,14 +254,16 @@ class Plan:
         first, is_scaled = [run for own in runs for run in own or ()], amp is not NO_AMP
         joined = None if None in runs else self.launches.join(first, is_scaled)
         live = [kernel for kernel in kernels if kernel.has_live]
-        return None if joined is None else Repeated(options, is_scaled, joined, live)
+        return None if joined is None else Repeated(options, is_scaled, joined, kernels, live)
 
     def _set_host_scalars(self, steps: float | Floats, options: Sequence[HyperParameters]) -> None:
-        """Where options are as in the last step, the device computes scalars from them and the number of the step: one
-        launch takes less time than their computation and their way to the device."""
-        same, self._last_options = options is self._last_options, options
+        """From a plan's second step on, the device computes scalars from the options and the number of the step: one
+        launch takes less time than their computation and their way to the device. Not where other tables of powers
+        would be needed in every step, as when a scheduler cycles the momentum."""
+        last, self._last_options = self._last_options, options
         for table, kernel in self._scalar_kernels:
-            table.scalars_on_device = same and _fits_a_kernel(steps) and kernel.update(options, int(steps))
+            known = last is not None and (options is last or not kernel.has_options or kernel.follow(options))
+            table.scalars_on_device = known and _fits_a_kernel(steps) and kernel.update(options, int(steps))
         if any(not launch.table.scalars_on_device for launch in self.launches):
             self.launches.set_scalars(*self._host_scalars.of(steps, options))
             if self.launches.is_stochastic:

@@ -73,6 +73,25 @@ class Part(NamedTuple):
     groups: tuple[int, ...]
     launch: ScalarLaunch
     run: Callable[[int], None]
+    words: Int64s  # the options as they were sent last
+    numbers: Mapping[int, int]  # the hyper-parameters that may change alone, by position: which words of a group
+
+    def differs_in_numbers(self, options: Sequence[HyperParameters], seen: Sequence[HyperParameters]) -> bool:
+        """Whether ``options`` differ from ``seen`` in nothing but numbers of no table of powers."""
+        for group in self.groups:
+            for k, (now, before) in enumerate(zip(options[group], seen[group], strict=True)):
+                if now is not before and not (k in self.numbers and type(now) is type(before) is float):
+                    return False
+        return True
+
+    def send_numbers(self, options: Sequence[HyperParameters]) -> None:
+        words, width = self.words.view(np.float64), _width(self.launch.program)
+        for n, group in enumerate(self.groups):
+            for k, word in self.numbers.items():
+                value = options[group][k]
+                if type(value) is float:
+                    words[n * width + word] = value
+        _send(self.words, self.launch.options, width * len(self.groups))
 
 
 class ScalarKernel:
@@ -113,6 +132,28 @@ class ScalarKernel:
     def has_live(self) -> bool:
         return bool(self._live)
 
+    @property
+    def has_options(self) -> bool:
+        """Whether it has been given any yet."""
+        return self._seen is not None
+
+    def follow(self, options: Sequence[HyperParameters]) -> bool:
+        """Whether what ``update`` runs stays the same with these options; numbers that have changed are sent."""
+        if self._converted:
+            return False
+        if self._is_current(options):
+            return True
+        seen, parts = self._seen, self._parts.values()
+        if seen is None or len(seen) != len(options) or not all(live.is_as_before() for live in self._live.values()):
+            return False
+        if not all(part.differs_in_numbers(options, seen) for part in parts):
+            return False
+        self._seen = None  # until everything has been sent: an interrupt may come at any time
+        for part in parts:
+            part.send_numbers(options)
+        self._seen = options
+        return True
+
     def runs_for(self, options: Sequence[HyperParameters]) -> list[Callable[..., None]] | None:
         """What ``update`` runs, if it runs nothing else with these options."""
         return None if self._converted or not self._is_current(options) else [*self._runs]
@@ -150,8 +191,8 @@ class ScalarKernel:
         last = self._parts.get(strings)
         before = None if last is None else (last.groups, last.launch.kinds, last.launch.options.shape)
         if last is not None and before == (groups, kinds, words.shape):
-            _send(words, last.launch.options)
-            return last
+            _send(words, last.launch.options, len(words))
+            return last._replace(words=words)
         columns = np.flatnonzero(np.isin(self._groups, groups))
         width = _width(program)
         offsets = [width * groups.index(group) for group in self._groups[columns].tolist()]
@@ -159,7 +200,11 @@ class ScalarKernel:
             members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
             there = sent(words.copy(), self._table.home)
             launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
-            return Part(groups, launch, self._evaluate(launch))
+            return Part(groups, launch, self._evaluate(launch), words, self._numbers(program))
+
+    def _numbers(self, program: ScalarProgram) -> dict[int, int]:
+        names, of_tables = self._rule.hyper_parameters, frozenset().union(*(power.reads for power in program.powers))
+        return {names.index(name): word for word, name in enumerate(program.arguments) if name not in of_tables}
 
     def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
         """``options`` as the kernel reads them, and the kinds of each argument."""
@@ -212,8 +257,9 @@ def _format(kinds: tuple[int, ...], powers: int) -> str:
     return "".join("d" if kind == NUMBER else "q" for kind in kinds) + "q" * (len(kinds) + powers)
 
 
-def _send(words: Int64s, there: Tensor) -> None:
+def _send(words: Int64s, there: Tensor, count: int) -> None:
+    """The first ``count`` words."""
     if there.device.type == "cpu":
-        there.numpy()[...] = words
+        there.numpy()[:count] = words[:count]
     else:
-        update(there, words, slice(0, len(words)))
+        update(there, words, slice(0, count))

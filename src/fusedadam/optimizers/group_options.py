@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam.optimizers import storage
-from fusedadam.optimizers.declarations import Group
+from fusedadam.optimizers.declarations import DERIVED, Group
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
@@ -55,6 +55,9 @@ class GroupOptions:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
         self._last: Options | None = None
+        # which hyper-parameter is the learning rate; None if others may be derived from it
+        names, derives = optimizer.rule.hyper_parameters, optimizer.derived.items() - DERIVED.items()
+        self._lr_at = names.index("lr") if "lr" in names and not derives else None
 
     def read(self, groups: Sequence[Group]) -> Options:
         """The very same object as the last time if no option has changed."""
@@ -79,6 +82,8 @@ class GroupOptions:
         same_keys = len(now) == len(last.seen) and names == last.seen[:count]
         if same_keys:
             names = [*itertools.compress(names, map(operator.is_not, values, seen)), *last.mutable]
+            if names == ["lr"] and self._lr_at is not None and type(group["lr"]) is float and group["lr"] >= 0:
+                return self._scheduled(group["lr"], now, last)
         found = {name: _value(name, group[name]) for name in names if name in declared.options}
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
@@ -93,6 +98,13 @@ class GroupOptions:
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found
         return Reading(flags, options, kept, now, checked, frozenset(mutable))
+
+    def _scheduled(self, lr: float, now: list[Any], last: Reading) -> Reading:
+        """A short way for what most schedulers do in every step."""
+        self._optimizer.options["lr"]("lr", lr)
+        before, k = last.hyper_parameters, self._lr_at or 0
+        options = (*before[:k], lr, *before[k + 1 :])
+        return last._replace(hyper_parameters=options, seen=now, checked={**last.checked, "lr": lr})
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         # numbers, as schedulers change them, are what they seem

@@ -13,6 +13,7 @@ All of the optimizers here become lists.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class StepPower(NamedTuple):
 
     name: str
     base: Callable[[Mapping[str, float]], float]  # of the hyper-parameters
+    reads: frozenset[str]  # the hyper-parameters that the base depends on
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,8 @@ class _Writer:
             return name
         if value.op == "pow":
             base = value.operands[0]
-            self.powers.append(StepPower(f"power{len(self.powers)}", lambda options: float(_on_host(base, options))))
+            of = functools.partial(_on_host, base)
+            self.powers.append(StepPower(f"power{len(self.powers)}", lambda own: float(of(own)), _arguments(base)))
             return self.powers[-1].name
         if value.op not in FUNCTIONS:
             raise _NotAList
@@ -131,6 +134,15 @@ class _Writer:
         if not (isinstance(condition, Traced) and condition.is_condition):
             raise _NotAList
         return [self._name(condition), self.number(a), self.number(b)]
+
+
+def _arguments(value: Any) -> frozenset[str]:
+    """The hyper-parameters that a value depends on."""
+    if not isinstance(value, Traced):
+        return frozenset()
+    if value.op == ARGUMENT:
+        return frozenset(value.operands)
+    return frozenset().union(*map(_arguments, value.operands))
 
 
 def _on_host(value: Any, options: Mapping[str, float]) -> Any:
