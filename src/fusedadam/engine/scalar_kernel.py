@@ -74,23 +74,23 @@ class Part(NamedTuple):
     launch: ScalarLaunch
     run: Callable[[int], None]
     words: Int64s  # the options as they were sent last
-    numbers: Mapping[int, int]  # the hyper-parameters that may change alone, by position: which words of a group
+    free: frozenset[int]  # the positions of hyper-parameters that may change alone
+    arguments: Callable[[HyperParameters], tuple[Any, ...]]  # of the program
 
     def differs_in_numbers(self, options: Sequence[HyperParameters], seen: Sequence[HyperParameters]) -> bool:
-        """Whether ``options`` differ from ``seen`` in nothing but numbers of no table of powers."""
+        """Whether ``options`` differ from ``seen`` in nothing but numbers, and these are of no table of powers."""
         for group in self.groups:
-            for k, (now, before) in enumerate(zip(options[group], seen[group], strict=True)):
-                if now is not before and not (k in self.numbers and type(now) is type(before) is float):
-                    return False
+            if options[group] is not seen[group]:
+                for k, (now, before) in enumerate(zip(options[group], seen[group], strict=True)):
+                    if now is not before and not (k in self.free and type(now) is type(before) is float):
+                        return False
         return True
 
     def send_numbers(self, options: Sequence[HyperParameters]) -> None:
-        words, width = self.words.view(np.float64), _width(self.launch.program)
+        program = self.launch.program
+        packed, width = _numbers(len(program.arguments)), _width(program)
         for n, group in enumerate(self.groups):
-            for k, word in self.numbers.items():
-                value = options[group][k]
-                if type(value) is float:
-                    words[n * width + word] = value
+            packed.pack_into(self.words.data, 8 * width * n, *self.arguments(options[group]))
         _send(self.words, self.launch.options, width * len(self.groups))
 
 
@@ -200,11 +200,19 @@ class ScalarKernel:
             members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
             there = sent(words.copy(), self._table.home)
             launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
-            return Part(groups, launch, self._evaluate(launch), words, self._numbers(program))
+            return Part(groups, launch, self._evaluate(launch), words, *self._free(program, kinds))
 
-    def _numbers(self, program: ScalarProgram) -> dict[int, int]:
-        names, of_tables = self._rule.hyper_parameters, frozenset().union(*(power.reads for power in program.powers))
-        return {names.index(name): word for word, name in enumerate(program.arguments) if name not in of_tables}
+    def _free(
+        self, program: ScalarProgram, kinds: Kinds
+    ) -> tuple[frozenset[int], Callable[[HyperParameters], tuple[Any, ...]]]:
+        """See Part. Where a group has a tensor, no number changes alone."""
+        place = {name: k for k, name in enumerate(self._rule.hyper_parameters)}
+        arguments = [place[name] for name in program.arguments]
+        of_tables = [place[name] for power in program.powers for name in power.reads]
+        are_numbers = all(own == (NUMBER,) for own in kinds)
+        return frozenset(arguments).difference(of_tables) if are_numbers else frozenset(), lambda own: tuple(
+            [own[k] for k in arguments]
+        )
 
     def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
         """``options`` as the kernel reads them, and the kinds of each argument."""
@@ -249,6 +257,11 @@ def _same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
 def _width(program: ScalarProgram) -> int:
     """The words of a group."""
     return 2 * len(program.arguments) + len(program.powers)
+
+
+@functools.cache
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}d")
 
 
 @functools.cache

@@ -35,9 +35,10 @@ class Reading(NamedTuple):
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
+    structure: object  # another object whenever more has changed than the learning rate
 
 
-UNREAD = Reading((), (), None, [], {}, frozenset())
+UNREAD = Reading((), (), None, [], {}, frozenset(), None)
 
 
 class Options(NamedTuple):
@@ -46,6 +47,7 @@ class Options(NamedTuple):
     flags: list[Flags]
     hyper_parameters: list[HyperParameters]
     storages: list[Any]
+    structures: list[object]
 
 
 class GroupOptions:
@@ -72,8 +74,8 @@ class GroupOptions:
                     self._last = None  # first: this may be interrupted
                     self._readings[k] = reading
         if self._last is None:
-            flags, hyper_parameters = [r.flags for r in self._readings], [r.hyper_parameters for r in self._readings]
-            self._last = Options(flags, hyper_parameters, [r.storage for r in self._readings])
+            columns = zip(*((r.flags, r.hyper_parameters, r.storage, r.structure) for r in self._readings), strict=True)
+            self._last = Options(*map(list, columns)) if self._readings else Options([], [], [], [])
         return self._last
 
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
@@ -97,7 +99,7 @@ class GroupOptions:
             options = tuple([_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters])
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found
-        return Reading(flags, options, kept, now, checked, frozenset(mutable))
+        return Reading(flags, options, kept, now, checked, frozenset(mutable), object())
 
     def _scheduled(self, lr: float, now: list[Any], last: Reading) -> Reading:
         """A short way for what most schedulers do in every step."""

@@ -81,7 +81,7 @@ class Stepper:
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: PlanKey | None = None  # of the last plan
-        self._key_of: tuple[Options, PlanKey] | None = None  # of the last options
+        self._key_of: tuple[list[object], PlanKey] | None = None  # of the last options
 
     def prepare(self, targets: Targets, amp: Amp) -> Prepared:
         """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
@@ -122,17 +122,17 @@ class Stepper:
         plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
 
     def _key(self, targets: Targets, options: Options, amp: Amp) -> PlanKey:
-        """Nearly all steps find the very options of the last one: then the key is known. Counts that are on the device,
-        as with a GradScaler, stay there."""
+        """Nearly all steps find the options of the last one, or another learning rate: then the key is known. Counts
+        that are on the device, as with a GradScaler, stay there."""
         sizes = [*map(len, targets.params_by_group)]
         if self._key_of is not None:
             known, key = self._key_of
-            if known is options and key.sizes == sizes and (amp is NO_AMP or key.on_device):
+            if known == options.structures and key.sizes == sizes and (amp is NO_AMP or key.on_device):
                 return key
         on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
         chosen = [group.get("backend") for group in targets.groups]
         key = PlanKey(on_device, sizes, chosen, options.flags, options.storages)
-        self._key_of = options, key
+        self._key_of = options.structures, key
         return key
 
     def read(self, groups: Sequence[Group]) -> Options:

@@ -66,7 +66,7 @@ class RowTile(NamedTuple):
 # The best of a few dozen tried on an H200. Kernels that move half the bytes do as much arithmetic (division and square
 # root are correctly rounded), and are faster with fewer elements per thread.
 NEEDS_TENSORS = False
-WIDE, NARROW, SPLIT = Tile(2048, 1024, 4), Tile(4096, 256, 2), Tile(1024, 512, 4)
+WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
@@ -154,8 +154,6 @@ def _tile(table: LaunchTable, stage: Stage) -> Tile:
         return BLOCKS
     if any(FORMATS[table.formats[role]].is_stochastic for role in stage.writes if stage.space == "element"):
         return BUSY
-    if any(len(fmt.arrays) > 1 for fmt in formats):
-        return SPLIT
     return NARROW if _is_narrow(table, stage) else WIDE
 
 

@@ -83,7 +83,7 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
     for _ in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] *= 0.9  # as a scheduler does
-        flags, options, _ = optimizer._options()
+        flags, options, *_ = optimizer._options()
         members = []
         for k, param in enumerate(params):
             own = groups[id(param)]
