@@ -120,7 +120,7 @@ def with_flags(rule: Rule, options: Mapping[str, Any], *on: str, step: float = 3
 
 # rules of one stage, and rules that sum; of those with many flags, the choices that the exhaustive tests add
 CASES = [
-    *all_flags(adam, ADAM, clipped=False),
+    *all_flags(adam, ADAM, clipped=False, cautious=False, update_clipping=False),
     *all_flags(ema_adam, EMA, clipped=False),
     with_flags(sgd, SGD, "with_momentum", "nesterov"),
     with_flags(rmsprop, RMSPROP, "centered", "with_momentum"),
@@ -136,7 +136,7 @@ MORE_CASES = [
         *all_flags(sgd, SGD, clipped=False),
         *all_flags(rmsprop, RMSPROP, clipped=False),
         *all_flags(adadelta, ADADELTA, clipped=False),
-        *all_flags(lion, LION, clipped=False),
+        *all_flags(lion, LION, clipped=False, cautious=False),
         *all_flags(ademamix, ADEMAMIX, clipped=False),
         *all_flags(adan, ADAN, clipped=False),
         *all_flags(radam, ADAM, step=20.0, clipped=False),
@@ -147,7 +147,10 @@ EVERY_CASE = [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for cas
 ALL_ADAMP = list(all_flags(adamp, ADAMP))
 SUMMING = [
     *(ALL_ADAMP[k] for k in (0, 3, 5, 6)),  # every pair of flags
-    *all_flags(adam, ADAM, clipped=True, maximize=False),
+    *all_flags(adam, ADAM, clipped=True, maximize=False, cautious=False, update_clipping=False),
+    with_flags(adam, ADAM, "decoupled", "cautious"),
+    with_flags(adam, ADAM, "decoupled", "cautious", "update_clipping", "amsgrad", "clipped"),
+    with_flags(lion, LION, "cautious", "maximize"),
     *all_flags(ema_adam, EMA, clipped=True),
     *(Case(bert_adam, {**dict.fromkeys(bert_adam.flags, False), f"clip_{own}": True}, BERT) for own in CLIPS),
     with_flags(lamb, LAMB),

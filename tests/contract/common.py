@@ -28,9 +28,9 @@ CLIPPED = {
     "BertAdam by group": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="group"),
     "BertAdam over all": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="all"),
 }
-# Beyond Adam. What is tested here is the base's, so the quick tests take three: one whose first step is special, one
-# with a state that begins at one, and one that sums.
-QUICK = ("SGD", "RMSpropTF", "Lamb")
+# Beyond Adam. What is tested here is the base's, so the quick tests take some: one whose first step is special, one
+# with a state that begins at one, and two that sum.
+QUICK = ("SGD", "RMSpropTF", "Lamb", "AdamW that holds back")
 REST_PLAIN = {
     "SGD": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1),
     "RMSprop": functools.partial(fusedadam.RMSprop, lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1),
@@ -51,6 +51,8 @@ REST_CLIPPED = {
     "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
     "AdEMAMix clipped": functools.partial(fusedadam.AdEMAMix, lr=1e-2, max_grad_norm=1.0),
     "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
+    "AdamW that holds back": functools.partial(fusedadam.AdamW, lr=1e-2, cautious=True, update_clipping=True),
+    "Lion that holds back": functools.partial(fusedadam.Lion, lr=1e-2, cautious=True, max_grad_norm=1.0),
     "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
 }
 MAKERS = PLAIN | CLIPPED | REST_PLAIN | REST_CLIPPED

@@ -13,6 +13,7 @@ from fusedadam.optimizers.declarations import OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt
+from fusedadam.rules.restraint import agreement, surprise
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 
@@ -39,22 +40,31 @@ def scalars_of_powers(
 def adam(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, max_exp_avg_sq: Value, *,
     decay: Scalar, weight_decay: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, step_size: Scalar,
-    debias2: Scalar, eps: Scalar, max_grad_norm: Scalar, amsgrad: Flag, maximize: Flag, decoupled: Flag, clipped: Flag,
+    debias2: Scalar, eps: Scalar, max_grad_norm: Scalar, numel: Scalar,
+    amsgrad: Flag, maximize: Flag, decoupled: Flag, clipped: Flag, cautious: Flag, update_clipping: Flag,
 ) -> Values:
     if maximize:
         grad = -grad
     if clipped:
         grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if decoupled:
-        param = param * decay
+        decayed = param * decay
     else:
+        decayed = param
         grad = grad + weight_decay * param
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
     if amsgrad:
         max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
     largest = max_exp_avg_sq if amsgrad else exp_avg_sq
-    param = param - step_size * exp_avg / (sqrt(largest) * debias2 + eps)
+    update = step_size * exp_avg / (sqrt(largest) * debias2 + eps)
+    if cautious:
+        update = update * agreement(exp_avg, grad, numel)
+    if update_clipping:
+        shorter = surprise(grad, largest * debias2 * debias2, eps, numel)
+        param = param - (param - decayed + update) / shorter
+    else:
+        param = decayed - update
     return param, exp_avg, exp_avg_sq, max_exp_avg_sq
 # fmt: on
 
@@ -78,6 +88,10 @@ class AdamW(FusedOptimizer):
             ``optimizer.grad_norm`` has the norm before clipping. A group with None or 0 is neither counted nor clipped;
             infinity only computes the norm
         maximize: go up the gradient instead of down
+        cautious: leave out weights whose update goes against the gradient, and enlarge the others as much
+            (`arXiv 2411.16085 <https://arxiv.org/abs/2411.16085>`_)
+        update_clipping: shorten the step of a parameter, and its decay, where gradients are larger than the second
+            moment says, as StableAdamW does (`arXiv 2304.13013 <https://arxiv.org/abs/2304.13013>`_)
         foreach, fused: accepted, as by torch, but without effect: every step is fused
         capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one
             before the capture); ``lr`` may then be a tensor there, and change between replays
@@ -102,22 +116,25 @@ class AdamW(FusedOptimizer):
         "exp_avg_sq": State(signed=False, decay="beta2"),
         "max_exp_avg_sq": State(signed=False, maximum_of="exp_avg_sq"),
     }
-    options = OPTIONS | {"betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean}
+    options = OPTIONS | {
+        "betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean,
+        "cautious": checks.boolean, "update_clipping": checks.boolean,
+    }  # fmt: skip
     fixed = {"decoupled": True}
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        maximize: bool = False, cautious: bool = False, update_clipping: bool = False, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            max_grad_norm=max_grad_norm, maximize=maximize, cautious=cautious, update_clipping=update_clipping,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
         )
     # fmt: on
 
@@ -142,7 +159,8 @@ class Adam(AdamW):
         >>> optimizer.step()
     """
 
-    fixed = {"decoupled": False}
+    options = {name: check for name, check in AdamW.options.items() if name not in ("cautious", "update_clipping")}
+    fixed = {"decoupled": False, "cautious": False, "update_clipping": False}
 
     # fmt: off
     def __init__(
@@ -152,8 +170,8 @@ class Adam(AdamW):
         state_dtype: torch.dtype | None = None, storage: Storage = None,
         seed: int = 0, backend: str | None = None,
     ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+        FusedOptimizer.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
             differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
             seed=seed, backend=backend,

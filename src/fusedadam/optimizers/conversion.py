@@ -21,7 +21,10 @@ from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, 
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
-NEUTRAL = {"amsgrad": False, "nesterov": False, "bias_correction": True, "beta3_warmup": None}
+NEUTRAL = {
+    "amsgrad": False, "cautious": False, "update_clipping": False, "nesterov": False, "bias_correction": True,
+    "beta3_warmup": None,
+}  # fmt: skip
 LAMBS = ("use_global_grad_norm", "max_weight_norm", "grad_averaging")  # options that only LAMBs have, ours or apex's
 KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
 

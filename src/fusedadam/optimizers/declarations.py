@@ -106,6 +106,8 @@ DERIVED: dict[str, Derive] = {
     "beta2": lambda group: group["betas"][1],
     "beta3": lambda group: group["betas"][2],
     "maximize": lambda group: group.get("maximize", False),
+    "cautious": lambda group: group.get("cautious", False),
+    "update_clipping": lambda group: group.get("update_clipping", False),
     "clipped": clips,
     "with_momentum": lambda group: float(group["momentum"]) != 0,
     "max_grad_norm": largest_norm,

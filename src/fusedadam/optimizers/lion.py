@@ -13,6 +13,7 @@ from fusedadam.optimizers.declarations import OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import sign
+from fusedadam.rules.restraint import agreement
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 
@@ -29,13 +30,17 @@ def lion_scalars(
 @rule(scalars=lion_scalars, reports=("grad_norm",))
 def lion(
     param: Value, grad: Value, exp_avg: Value, *,
-    lr: Scalar, decay: Scalar, beta1c: Scalar, beta2c: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag,
+    lr: Scalar, decay: Scalar, beta1c: Scalar, beta2c: Scalar, max_grad_norm: Scalar, numel: Scalar,
+    maximize: Flag, clipped: Flag, cautious: Flag,
 ) -> Values:
     if maximize:
         grad = -grad
     if clipped:
         grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
-    param = param * decay - lr * sign(exp_avg + beta1c * (grad - exp_avg))
+    update = sign(exp_avg + beta1c * (grad - exp_avg))
+    if cautious:
+        update = update * agreement(update, grad, numel)
+    param = param * decay - lr * update
     exp_avg = exp_avg + beta2c * (grad - exp_avg)
     return param, exp_avg
 # fmt: on
@@ -54,7 +59,7 @@ class Lion(FusedOptimizer):
         lr: learning rate; a number, or a tensor of one element. The authors recommend a third to a tenth of AdamW's
         betas: how much of the momentum enters the step, and how much of it is kept
         weight_decay: decoupled weight decay; the authors recommend three to ten times AdamW's
-        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, maximize, cautious, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, backend: as for :class:`AdamW`
 
     Example:
@@ -66,19 +71,20 @@ class Lion(FusedOptimizer):
 
     rule = lion
     states = {"exp_avg": State(decay="beta2")}
-    options = OPTIONS | {"betas": checks.betas}
+    options = OPTIONS | {"betas": checks.betas, "cautious": checks.boolean}
     step_if_uncounted = 1.0  # other packages keep no count, and nothing depends on it
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0, *, max_grad_norm: float | None = None, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
+        cautious: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, maximize=maximize,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            cautious=cautious, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
             state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
         )
     # fmt: on

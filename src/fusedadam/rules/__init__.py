@@ -6,6 +6,7 @@ straight-line code and divides it into stages where it sums. It knows neither te
 rule.py       the contract for authors
 ops.py        the functions that a rule may call
 clipping.py   clipping by norm, for any rule
+restraint.py  cautious steps and clipped updates, for any rule
 lowering.py   a rule's source, checked and rewritten as straight-line code
 positions.py  rounds and phases of a step
 placement.py  where each value is computed: its space and position

@@ -191,10 +191,10 @@ class Rule:
     def specialize(
         self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
     ) -> SpecializedRule:
-        """The rule with its flags decided. ``param``: a parameter, for the flags that come from it. ``deferred``: roles
-        that are stored in the last visit of the elements only (see ``stages.py``)."""
+        """The rule with its flags decided; a flag that is left out is False. ``param``: a parameter, for the flags that
+        come from it. ``deferred``: roles that are stored in the last visit of the elements only (see ``stages.py``)."""
         from_param = {} if param is None else {name: ask(param) for name, ask in PARAM_FLAGS.items()}
-        decided = {name: bool({**flags, **from_param}[name]) for name in self.flags}
+        decided = {name: bool({**flags, **from_param}.get(name)) for name in self.flags}
         key = tuple(decided.values()), frozenset(deferred)
         if key not in self._specializations:
             specialized = _specialize(self, decided, key[1])
