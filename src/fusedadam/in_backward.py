@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fusedadam.engine.launch import NO_AMP
+from fusedadam.optimizers import nonfinite
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
@@ -156,6 +157,11 @@ class InBackward:
             raise ValueError(
                 "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
                 "max_grad_norm out (BertAdam: use clip='parameter')"
+            )
+        if nonfinite.is_asked_for(targets.groups):
+            raise ValueError(
+                "stepping in backward sees one gradient at a time, and could not skip a whole step; leave "
+                "skip_nonfinite out"
             )
         if stepper.has_sums(targets.groups) and any(sharding_of(param) is not None for param in targets.params):
             raise ValueError(

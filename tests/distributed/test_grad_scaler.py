@@ -192,3 +192,27 @@ def several_meshes(optimizer: str, bad: int) -> None:
 @pytest.mark.parametrize("bad", [0, 3])
 def test_an_infinity_beside_several_meshes(four, bad, optimizer):
     four.run(several_meshes, optimizer, bad)
+
+
+def skips_nonfinite(optimizer: str) -> tuple[list[float], int]:
+    """Without a scaler: a shard of one process has a NaN, and all leave the step out."""
+    params, _ = start("the first is everywhere")
+    opt = make(optimizer, params)
+    for group in opt.param_groups:
+        group["skip_nonfinite"] = True
+    steps = []
+    for step in range(3):
+        for k, p in enumerate(params):
+            p.grad = divided_like(torch.linspace(-1, 2 + step, math.prod(SHAPES[k])).view(SHAPES[k]), p)
+        before = [here(p).clone() for p in params]
+        if step == 1 and dist.get_rank() == 1:
+            here(params[2].grad)[0] = math.nan
+        opt.step()
+        assert step != 1 or all(torch.equal(here(p), b) for p, b in zip(params, before, strict=True))
+        steps.append(float(opt.state[params[0]]["step"]))
+    return steps, opt.skipped_steps
+
+
+@EVERY
+def test_a_step_that_is_not_finite_is_left_out_by_all_processes(two, optimizer):
+    assert two.run(skips_nonfinite, optimizer) == [([1.0, 1.0, 2.0], 1)] * 2

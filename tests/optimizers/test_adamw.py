@@ -9,7 +9,7 @@ import torch
 
 import fusedadam
 
-OURS = {"max_grad_norm", "state_dtype", "storage", "seed", "backend"}
+OURS = {"max_grad_norm", "state_dtype", "storage", "seed", "skip_nonfinite", "backend"}
 THEIRS = {"decoupled_weight_decay"}  # of torch's Adam: here it is the class that decides
 
 

@@ -60,7 +60,7 @@ class Adadelta(FusedOptimizer):
         eps: added under both roots
         weight_decay: an L2 penalty, added to the gradient after clipping
         foreach, capturable, maximize, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, backend: as for :class:`AdamW`
+        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -78,11 +78,11 @@ class Adadelta(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         foreach: bool | None = None, *, capturable: bool = False, maximize: bool = False, differentiable: bool = False,
         fused: bool | None = None, max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach, capturable=capturable,
             maximize=maximize, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
-            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

@@ -94,7 +94,7 @@ class AdamP(FusedOptimizer):
         wd_ratio: weight decay of projected parameters, relative to the others
         nesterov: Nesterov's momentum
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 3)
@@ -118,14 +118,14 @@ class AdamP(FusedOptimizer):
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
         max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
         capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
             nesterov=nesterov, max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 

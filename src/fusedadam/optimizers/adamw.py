@@ -101,6 +101,9 @@ class AdamW(FusedOptimizer):
             (``{"exp_avg_sq": "slice8"}``), or None for ``state_dtype``; the page Less memory (docs/less-memory.md) says
             what each saves and costs
         seed: of the noise of stochastic rounding, which ``storage`` uses; saved in state dicts
+        skip_nonfinite: leave everything as it is, step counts included, where any gradient has an infinity or a NaN;
+            the device decides, for all processes together, at the price of one more read of the gradients.
+            ``optimizer.skipped_steps`` counts such steps
         backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
 
     Example:
@@ -128,13 +131,14 @@ class AdamW(FusedOptimizer):
         weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
         maximize: bool = False, cautious: bool = False, update_clipping: bool = False, foreach: bool | None = None,
         capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
             max_grad_norm=max_grad_norm, maximize=maximize, cautious=cautious, update_clipping=update_clipping,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype,
+            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 
@@ -150,7 +154,8 @@ class Adam(AdamW):
     Args:
         params, lr, betas, eps, amsgrad, max_grad_norm, maximize: as for :class:`AdamW`
         weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
-        foreach, fused, capturable, differentiable, state_dtype, storage, seed, backend: as for :class:`AdamW`
+        foreach, fused, capturable, differentiable: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -167,13 +172,13 @@ class Adam(AdamW):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, amsgrad: bool = False, *, max_grad_norm: float | None = None, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         FusedOptimizer.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

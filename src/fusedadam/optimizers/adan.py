@@ -75,7 +75,7 @@ class Adan(FusedOptimizer):
         weight_decay: :math:`\lambda`; its effect does not depend on the update
         no_prox: decoupled weight decay as AdamW's, :math:`p_t = (1 - \eta\lambda) p_{t-1} - \eta u_t`
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -100,13 +100,13 @@ class Adan(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
+        skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm,
-            no_prox=no_prox, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            no_prox=no_prox, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
+            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
+            backend=backend,
         )
     # fmt: on

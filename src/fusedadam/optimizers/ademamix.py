@@ -69,7 +69,7 @@ class AdEMAMix(FusedOptimizer):
         alpha: how much of the slow average is added
         alpha_warmup: :math:`T_\alpha`, the number of steps in which ``alpha`` grows from 0; None means no warmup
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -96,12 +96,13 @@ class AdEMAMix(FusedOptimizer):
         alpha: float = 2.0, *, alpha_warmup: int | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
         max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
         capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, alpha=alpha, alpha_warmup=alpha_warmup, eps=eps, weight_decay=weight_decay,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

@@ -24,6 +24,7 @@ from fusedadam.optimizers import (
     conversion,
     distributed,
     memory,
+    nonfinite,
     state_dicts,
     storage,
     stored,
@@ -75,6 +76,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _no_steps: str | None = None  # why stepping is refused at the moment
     _in_backward: InBackward | None = None
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
+    _skipped: Tensor | int = 0  # steps, because a gradient was not finite
     _is_untrained = False  # a checkpoint has created the states, and no step has been taken since
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -223,13 +225,24 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         is_first = not self.state
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        may_skip = nonfinite.is_asked_for(self.param_groups)
+        if may_skip and found_inf is None and (params := self._params()):
+            nonfinite.check(params, self._is_under_zero)
+            found_inf = nonfinite.found(params)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
         prepared = self._stepper.prepare(self._targets(), amp)
         if is_first and callers.checkpoint_creates_states():
             self._is_untrained = True
             return
         self._begin_copies()
-        self._stepper.run(prepared)
+        found_inf = self._stepper.run(prepared)
+        if may_skip and found_inf is not None:
+            self._skipped = (found_inf.reshape(()) != 0) + self._skipped
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps ``skip_nonfinite=True`` has left out since the optimizer was made; waits for the device."""
+        return int(self._skipped)
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -87,7 +87,7 @@ class BertAdam(FusedOptimizer):
         max_grad_norm: the norm :math:`c` that gradients are clipped to; 0, -1 or None means no clipping
         clip: whose norm: ``"parameter"`` (each its own), ``"group"`` (a group's gradients of one dtype) or ``"all"``
         maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -119,14 +119,14 @@ class BertAdam(FusedOptimizer):
         schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
+        skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
             weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, foreach=foreach,
             capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 

@@ -99,6 +99,7 @@ OPTIONS: dict[str, Check] = {
     "backend": _backend,
     "storage": lambda name, value: None,  # checked with the states that it is for: storage.py
     "seed": checks.seed,
+    "skip_nonfinite": checks.boolean,
 }
 
 DERIVED: dict[str, Derive] = {

@@ -72,7 +72,7 @@ class EmaAdamW(FusedOptimizer):
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
             give ``torch.float32`` for low-precision parameters, or use ``storage``
         max_grad_norm, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -101,15 +101,14 @@ class EmaAdamW(FusedOptimizer):
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
             decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype,
+            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 

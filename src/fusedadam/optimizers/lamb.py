@@ -76,7 +76,7 @@ class Lamb(FusedOptimizer):
         use_global_grad_norm: divide the gradients by the norm of all of them together where that is above 1;
             ``max_grad_norm`` does nearly the same, to any norm
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -103,15 +103,15 @@ class Lamb(FusedOptimizer):
         weight_decay: float = 0.01, *, bias_correction: bool = True, max_weight_norm: float | None = None,
         adam: bool = False, use_global_grad_norm: bool = False, max_grad_norm: float | None = None,
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
+        skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction,
             max_weight_norm=max_weight_norm, adam=adam, use_global_grad_norm=use_global_grad_norm,
             max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 

@@ -60,7 +60,7 @@ class Lion(FusedOptimizer):
         betas: how much of the momentum enters the step, and how much of it is kept
         weight_decay: decoupled weight decay; the authors recommend three to ten times AdamW's
         max_grad_norm, maximize, cautious, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, backend: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -80,11 +80,11 @@ class Lion(FusedOptimizer):
         weight_decay: float = 0.0, *, max_grad_norm: float | None = None, maximize: bool = False,
         cautious: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        backend: str | None = None,
+        skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, maximize=maximize,
             cautious=cautious, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

@@ -71,7 +71,7 @@ class RAdam(FusedOptimizer):
         weight_decay: :math:`\lambda`, an L2 penalty that is added to the gradient after clipping, or decoupled
         decoupled_weight_decay: weights decay by themselves, as AdamW's
         foreach, maximize, capturable, differentiable: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, backend: as for :class:`AdamW`
+        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -91,12 +91,12 @@ class RAdam(FusedOptimizer):
         weight_decay: float = 0, decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, backend: str | None = None,
+        seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
             decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
             differentiable=differentiable, max_grad_norm=max_grad_norm, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

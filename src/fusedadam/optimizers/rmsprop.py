@@ -75,7 +75,7 @@ class RMSprop(FusedOptimizer):
         momentum: how much of the buffer :math:`b` is kept, :math:`\mu`; 0 means no buffer
         centered: divide by an estimate of the standard deviation of the gradient
         capturable, foreach, maximize, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, seed, backend: as for :class:`AdamW`
+        max_grad_norm, state_dtype, seed, skip_nonfinite, backend: as for :class:`AdamW`
         storage: as for :class:`AdamW`; with ``centered``, the two averages stay float32
 
     Example:
@@ -100,14 +100,15 @@ class RMSprop(FusedOptimizer):
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
-        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *,
-        fused: bool | None = None, max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, backend: str | None = None,
+        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *, fused: bool | None = None,
+        max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
+        seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
             capturable=capturable, foreach=foreach, maximize=maximize, differentiable=differentiable, fused=fused,
-            max_grad_norm=max_grad_norm, state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+            max_grad_norm=max_grad_norm, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 
@@ -130,7 +131,7 @@ class RMSpropTF(FusedOptimizer):
         decoupled_decay: multiply the parameter by :math:`1 - \lambda` instead, without the learning rate
         lr_in_momentum: False multiplies by the learning rate after the buffer, as :class:`RMSprop` does
         maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, backend: as for :class:`RMSprop`
+        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`RMSprop`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -150,12 +151,13 @@ class RMSpropTF(FusedOptimizer):
         weight_decay: float = 0, momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False,
         lr_in_momentum: bool = True, *, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None, max_grad_norm: float | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, backend: str | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
             decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum, maximize=maximize, foreach=foreach,
             capturable=capturable, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
-            state_dtype=state_dtype, storage=storage, seed=seed, backend=backend,
+            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

@@ -64,7 +64,7 @@ class SGD(FusedOptimizer):
         weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
         nesterov: Nesterov's momentum; needs a momentum and no dampening
         maximize, foreach, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, capturable, state_dtype, storage, seed, backend: as for :class:`AdamW`
+        max_grad_norm, capturable, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -84,7 +84,7 @@ class SGD(FusedOptimizer):
         weight_decay: float | Tensor = 0, nesterov: bool = False, *, maximize: bool = False,
         foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None,
         max_grad_norm: float | None = None, capturable: bool = False, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         # here alone, as in torch: later, a schedule may take momentum to 0 and back
         if nesterov and (checks.number("momentum", momentum) == 0 or checks.finite("dampening", dampening) != 0):
@@ -94,8 +94,8 @@ class SGD(FusedOptimizer):
             )
         super().__init__(
             params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused,
-            max_grad_norm=max_grad_norm, capturable=capturable, state_dtype=state_dtype, storage=storage,
-            seed=seed, backend=backend,
+            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
+            capturable=capturable, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
+            backend=backend,
         )
     # fmt: on

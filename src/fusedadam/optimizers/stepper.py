@@ -111,15 +111,17 @@ class Stepper:
             "them; stop it before the step, or share a lock with it"
         )
 
-    def run(self, prepared: Prepared) -> None:
-        """Takes the step, unless a GradScaler has found an infinity. Where only the device knows, the kernels ask."""
+    def run(self, prepared: Prepared) -> Tensor | None:
+        """Takes the step, unless an infinity was found. Where only the device knows, the kernels ask. Returns whether
+        one was found, here or elsewhere, if anyone has looked."""
         plan, params, tensors, hyper_parameters, amp = prepared
         if amp.found_inf is not None:
             found_inf = distributed.found_anywhere(amp.found_inf, plan.meshes)
             if plan.is_hosted and found_inf.item() != 0:
-                return
+                return found_inf
             amp = amp._replace(found_inf=found_inf)
         plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
+        return amp.found_inf
 
     def _key(self, targets: Targets, options: Options, amp: Amp) -> PlanKey:
         """Nearly all steps find the options of the last one, or another learning rate: then the key is known. Counts
