@@ -28,6 +28,7 @@ from fusedadam.optimizers.lamb import lamb
 from fusedadam.optimizers.lion import lion
 from fusedadam.optimizers.radam import radam
 from fusedadam.optimizers.rmsprop import rmsprop
+from fusedadam.optimizers.schedule_free import schedule_free
 from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, Rule
 from fusedadam.tensors.formats import compute_dtype
@@ -90,6 +91,7 @@ LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
 # betas that no multiplication rounds: the sign of a sum that cancels must not hang on that
 LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
 ADAN = {**ADAM, "beta2": 0.8, "beta3": 0.99}
+SCHEDULE_FREE = {**ADAM, "warmup": 5.0}
 ADEMAMIX = {**ADAM, "beta3": 0.999, "alpha": 2.0, "alpha_warmup": 5.0}
 
 
@@ -127,6 +129,7 @@ CASES = [
     with_flags(adadelta, ADADELTA),
     with_flags(lion, LION),
     with_flags(ademamix, ADEMAMIX),
+    with_flags(schedule_free, SCHEDULE_FREE),
     with_flags(adan, ADAN),
     with_flags(radam, ADAM, step=20.0),
 ]
@@ -139,6 +142,7 @@ MORE_CASES = [
         *all_flags(lion, LION, clipped=False, cautious=False),
         *all_flags(ademamix, ADEMAMIX, clipped=False),
         *all_flags(adan, ADAN, clipped=False),
+        *all_flags(schedule_free, SCHEDULE_FREE, clipped=False),
         *all_flags(radam, ADAM, step=20.0, clipped=False),
     )
     if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
@@ -161,7 +165,7 @@ SUMMING = [
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
     ),
 ]
-SIGNED = ("exp_avg_diff", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")
+SIGNED = ("z", "exp_avg_diff", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")
 
 
 def draw(

@@ -97,6 +97,7 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
         ("Adan", {}, (8,), (torch.float32, None), 11 * 4, 4 * 4),
         ("AdEMAMix", {}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
         ("Lion", {}, (8,), (torch.float32, None), 5 * 4, 4),
+        ("ScheduleFreeAdamW", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("Lamb", {}, (8,), (torch.float32, None), (6 + 4) * 4, 2 * 4),
     ],
 )

@@ -70,6 +70,7 @@ VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
     "Adan": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "AdEMAMix": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "Lion": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "ScheduleFreeAdamW": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
 }  # fmt: skip
 
 

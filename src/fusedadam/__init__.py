@@ -19,6 +19,7 @@ from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.lion import Lion
 from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
+from fusedadam.optimizers.schedule_free import ScheduleFreeAdamW
 from fusedadam.optimizers.sgd import SGD
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion"]
-__all__ += ["RAdam", "RMSprop", "RMSpropTF"]
+__all__ += ["RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]

@@ -21,6 +21,7 @@ from fusedadam import (
     Lion,
     RAdam,
     RMSpropTF,
+    ScheduleFreeAdamW,
 )
 from tests.support import PLACES
 
@@ -44,9 +45,10 @@ RULES = {
     "AdEMAMix": AdEMAMix,
     "Adan": Adan,
     "RAdam": RAdam,
+    "ScheduleFreeAdamW": ScheduleFreeAdamW,
 }
 # the quick tests ask about 8 bits, and not the interpreter
-FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "AdEMAMix", "Adan", "RAdam")
+FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "AdEMAMix", "Adan", "RAdam", "ScheduleFreeAdamW")
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

@@ -40,6 +40,7 @@ REST_PLAIN = {
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
     "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
     "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1, alpha_warmup=4),
+    "ScheduleFreeAdamW": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, warmup_steps=4, weight_decay=0.1),
     "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1),
 }
 REST_CLIPPED = {
@@ -50,6 +51,7 @@ REST_CLIPPED = {
     "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
     "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
     "AdEMAMix clipped": functools.partial(fusedadam.AdEMAMix, lr=1e-2, max_grad_norm=1.0),
+    "ScheduleFreeAdamW clipped": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, max_grad_norm=1.0),
     "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
     "AdamW that holds back": functools.partial(fusedadam.AdamW, lr=1e-2, cautious=True, update_clipping=True),
     "Lion that holds back": functools.partial(fusedadam.Lion, lr=1e-2, cautious=True, max_grad_norm=1.0),

@@ -79,6 +79,7 @@ def _with_scalars_on_the_device() -> int:
         partial(fusedadam.AdEMAMix, alpha_warmup=4),
         fusedadam.Adan,
         fusedadam.RAdam,
+        partial(fusedadam.ScheduleFreeAdamW, warmup_steps=3),
     )
     for make in makers:
         expected = _steps(make, "cpu", backend="eager")

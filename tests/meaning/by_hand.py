@@ -391,3 +391,26 @@ def clipped(grads: list[Tensor], max_norm: float, norm: float | None = None) -> 
     """By the norm that is given, or else by the 2-norm of them all."""
     norm = norm_by_hand(grads) if norm is None else norm
     return [g.double() * min(1.0, max_norm / (norm + 1e-6)) for g in grads]
+
+
+class ScheduleFreeByHand:
+    """Schedule-Free AdamW for one tensor, with x, y and z of the paper, and its sum of weights as a running one."""
+
+    def __init__(
+        self, param: Tensor, lr=2.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, warmup_steps=0, maximize=False
+    ):
+        self.p, self.x, self.z, self.v = param.clone(), param.clone(), param.clone(), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
+        self.warmup, self.maximize, self.t, self.weights = warmup_steps, maximize, 0, 0.0
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        g = -g if self.maximize else g
+        warm = min(1.0, self.t / self.warmup) if self.warmup else 1.0
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        u = g / ((self.v / (1 - self.b2**self.t)).sqrt() + self.eps) + self.wd * self.p
+        self.z = self.z - self.lr * warm * u
+        self.weights += warm**2
+        c = warm**2 / self.weights
+        self.x = (1 - c) * self.x + c * self.z
+        self.p = (1 - self.b1) * self.z + self.b1 * self.x

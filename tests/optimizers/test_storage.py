@@ -23,6 +23,7 @@ from fusedadam import (
     RAdam,
     RMSprop,
     RMSpropTF,
+    ScheduleFreeAdamW,
 )
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.stored import value_of
@@ -57,6 +58,7 @@ def stepped(make, dtype, shape=(64, 128)):
         (AdEMAMix, {}, BF16, (16, 10, 7.0625)),
         (Adan, {}, BF16, (20, 14, 10.09375)),
         (EmaAdamW, {}, BF16, (16, 12, 8.0625)),
+        (ScheduleFreeAdamW, {}, BF16, (12, 10, 7.03125)),
         (AdamW, {"amsgrad": True}, BF16, (16, 14, 12.03125)),
         (AdamW, {}, F32, (12, 8, 6.0625)),
         (AdamW, {}, F16, (None, 6, 4.0625)),

@@ -44,6 +44,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "Adan": {**ADAM, "betas": (0.98, 0.92, 0.99)},
     "AdEMAMix": {**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 5.0},
     "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
+    "ScheduleFreeAdamW": {**ADAM, "lr": 2.5e-3, "warmup_steps": 100},
 }
 
 
@@ -101,6 +102,13 @@ def _adams(name: str) -> list[Peer]:
     ]
 
 
+def _schedule_free(params: Params, **options: Any) -> Any:
+    """The authors'. It begins in eval mode."""
+    optimizer = _from("schedulefree", "AdamWScheduleFree")(params, **options)
+    optimizer.train()
+    return optimizer
+
+
 def _torchs(name: str, *implementations: str) -> list[Peer]:
     """torch's own, the fastest first."""
     torchs = getattr(torch.optim, name)
@@ -141,6 +149,7 @@ PEERS: dict[str, list[Peer]] = {
         Peer("lion_pytorch", _from("lion_pytorch", "Lion"), "lion_pytorch"),
         Peer("bitsandbytes", _from("bitsandbytes.optim", "Lion"), "bitsandbytes", gpu_only=True),
     ],
+    "ScheduleFreeAdamW": [Peer("schedulefree", _schedule_free, "schedulefree")],
 }
 PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
 

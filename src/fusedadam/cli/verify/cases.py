@@ -47,6 +47,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Adan": {"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "AdEMAMix": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Lion": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
+    "ScheduleFreeAdamW": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
 }  # fmt: skip
 # Every flag on and off, every dtype. Kernels that sum compile much more slowly, so cases that share them use the same
 # flags; `--all` takes every combination.
@@ -112,6 +113,10 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
         (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
     ],
+    "ScheduleFreeAdamW": [
+        (False, None, (F32, F32)), (False, None, (BF16, F32)), (False, None, (F16, F16)),
+        (True, None, (F32, BF16)), (True, None, (F64, F64)), (True, OF_ALL, (BF16, BF16)),
+    ],
 }  # fmt: skip
 # With ``storage=``. AdamP's kernels compile slowly: "exact" and "8bit" share some, "16bit" has its own (`--all`).
 STORED: dict[str, list[tuple[Any, ...]]] = {
@@ -129,6 +134,7 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "Adan": [(False, False, None, preset) for preset in PRESETS],
     "AdEMAMix": [(False, None, preset) for preset in PRESETS],
     "Lion": [(False, None, preset) for preset in PRESETS],
+    "ScheduleFreeAdamW": [(False, None, preset) for preset in PRESETS],
 }
 # What two groups of the optimizers differ in that have no betas of Adam
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

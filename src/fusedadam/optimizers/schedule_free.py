@@ -1,0 +1,200 @@
+"""ScheduleFreeAdamW: AdamW that needs no decaying learning rate (https://arxiv.org/abs/2405.15682)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedadam import checks
+from fusedadam.optimizers import distributed, stored
+from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.storage import Storage
+from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.ops import divide, minimum, sqrt, where
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.tensors.formats.tensors import split_of, store
+from fusedadam.tensors.shards import local
+
+
+# fmt: off
+def schedule_free_scalars(
+    step: Scalar, lr: Scalar, beta1: Scalar, beta2: Scalar, eps: Scalar, weight_decay: Scalar, warmup: Scalar,
+    max_grad_norm: Scalar,
+) -> dict[str, Any]:
+    # a step counts in the average by the square of its warm-up; ``weights`` is the sum of these squares so far
+    warm = minimum(divide(step, warmup), 1.0)
+    squares = divide(step * (step + 1) * (2 * step + 1), 6 * warmup * warmup)
+    weights = where(step < warmup, squares, divide((warmup + 1) * (2 * warmup + 1), 6 * warmup) + (step - warmup))
+    share = divide(warm * warm, weights)
+    return {
+        "lr": lr * warm, "share": share, "forward": lr * warm * (1 - beta1 * (1 - share)),
+        "beta2": beta2, "beta2c": 1 - beta2, "debias2": 1 / sqrt(1 - beta2**step), "eps": eps,
+        "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
+    }
+
+
+@rule(scalars=schedule_free_scalars, reports=("grad_norm",))
+def schedule_free(
+    param: Value, grad: Value, z: Value, exp_avg_sq: Value, *,
+    lr: Scalar, share: Scalar, forward: Scalar, beta2: Scalar, beta2c: Scalar, debias2: Scalar, eps: Scalar,
+    weight_decay: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag,
+) -> Values:
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
+    exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
+    update = grad / (sqrt(exp_avg_sq) * debias2 + eps) + weight_decay * param
+    param = param + share * (z - param) - forward * update
+    z = z - lr * update
+    return param, z, exp_avg_sq
+# fmt: on
+
+
+class ScheduleFreeAdamW(FusedOptimizer):
+    r"""Schedule-Free AdamW (`arXiv 2405.15682 <https://arxiv.org/abs/2405.15682>`_): a constant learning rate after the
+    warm-up, and an average of the weights in the place of momentum and decay.
+
+    .. math::
+        u_t = \frac{g(y_t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} + \lambda y_t, \quad
+        z_{t+1} = z_t - \eta_t u_t, \quad x_{t+1} = (1 - c_t) x_t + c_t z_{t+1}, \quad
+        y_{t+1} = (1 - \beta_1) z_{t+1} + \beta_1 x_{t+1}, \quad \eta_t = \eta \min(t / T, 1), \quad
+        c_t = \frac{\min(t / T, 1)^2}{\sum_{i \le t} \min(i / T, 1)^2}
+
+    The parameters hold :math:`y`, where gradients are taken, and after :meth:`eval` the average :math:`x`, which is
+    what the model is worth. Call :meth:`eval` before you evaluate or save the model, and :meth:`train` before you go
+    on.
+
+    Args:
+        params, eps: as for :class:`AdamW`
+        lr: learning rate :math:`\eta` after the warm-up; the authors recommend one to ten times AdamW's
+        betas: how close :math:`y` is to the average, and the decay of the second moment
+        weight_decay: :math:`\lambda`, at :math:`y`
+        warmup_steps: :math:`T`, the steps in which the learning rate grows
+        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = ScheduleFreeAdamW(model.parameters(), lr=2.5e-3, warmup_steps=100)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.eval()
+        >>> averaged = model(torch.ones(4, 2))
+        >>> optimizer.train()
+    """
+
+    rule = schedule_free
+    states = {"z": State(initial="param"), "exp_avg_sq": State(signed=False, decay="beta2")}
+    options = OPTIONS | {
+        "betas": checks.betas, "eps": checks.number, "warmup_steps": checks.number, "train_mode": checks.boolean,
+    }  # fmt: skip
+    derived = DERIVED | {"warmup": lambda group: max(1, group["warmup_steps"])}
+
+    # fmt: off
+    def __init__(
+        self, params: Params, lr: float | Tensor = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, warmup_steps: int = 0, *, max_grad_norm: float | None = None,
+        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
+        skip_nonfinite: bool = False, backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,
+            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend, train_mode=True,
+        )
+        self._trained = {}
+    # fmt: on
+
+    # y while the parameters hold x, with the version of the parameter that x is
+    _trained: dict[Tensor, tuple[Tensor, int]] = {}
+
+    def eval(self) -> None:
+        """Puts the averages into the parameters, to evaluate or save the model. Steps are refused until
+        :meth:`train`."""
+        self._switch(to_train=False)
+
+    def train(self) -> None:
+        """Puts the weights that are trained back into the parameters, with the same bits if nothing else was written
+        there."""
+        self._switch(to_train=True)
+
+    @torch.no_grad()
+    def _switch(self, to_train: bool) -> None:
+        distributed.check_has_all_averages(self)
+        self._refresh_copies()
+        groups = [group for group in self.param_groups if bool(group["train_mode"]) != to_train]
+        moved = [(p, group) for group in groups for p in group["params"] if "z" in self.state.get(p, {})]
+        for param, group in moved:
+            (self._put_y if to_train else self._put_x)(param, group)
+        if to_train:
+            self._trained = {}
+        for group in groups:
+            group["train_mode"] = to_train
+        distributed.drop_gathered(distributed.fsdp_modules([param for param, _ in moved]))
+
+    def _put_x(self, param: Tensor, group: Group) -> None:
+        y, beta1 = local(param.detach()).clone(), float(group["betas"][0])
+        whole = stored.weight_of(param, self.state[param])
+        z = self._z(param, whole)
+        local(param).copy_(whole if beta1 == 0 else z + (whole - z) / beta1)
+        self._trained = {**self._trained, param: (y, param._version)}
+
+    def _put_y(self, param: Tensor, group: Group) -> None:
+        y, version = self._trained.get(param, (None, -1))
+        if y is not None and version == param._version:
+            local(param).copy_(y)
+            return
+        x, low = local(param.detach()), self.state[param].get(stored.LOW)
+        z = self._z(param, x)
+        value = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
+        if low is None:
+            local(param).copy_(value)
+        else:
+            store(split_of(local(low)), [local(param.detach()), local(low)], value)
+
+    def _z(self, param: Tensor, like: Tensor) -> Tensor:
+        """In float32 at least."""
+        z = stored.value_of("z", self.state[param], self.states)
+        assert z is not None
+        return z.to(like.device, torch.promote_types(like.dtype, torch.float32))
+
+    def _check_may_step(self) -> None:
+        self._check_has_trained_weights()
+        super()._check_may_step()
+
+    def _check_has_trained_weights(self) -> None:
+        if not all(group["train_mode"] for group in self.param_groups):
+            raise RuntimeError(
+                "the optimizer is in eval mode: the parameters hold averages, which are not trained; call "
+                "optimizer.train() first"
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of all optimizers here. Also loads state dicts of the authors' ``AdamWScheduleFree``."""
+        super().load_state_dict(_of_authors(state_dict))
+        self._trained = {}
+
+
+def _of_authors(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The authors count steps by group, and let the learning rate weigh the average."""
+    if not any("k" in group for group in state_dict.get("param_groups", ())):
+        return state_dict
+    groups = []
+    counts: dict[Any, float] = {}
+    for group in state_dict["param_groups"]:
+        if group.get("r", 0) != 0 or group.get("weight_lr_power", 2) != 2:
+            raise ValueError(
+                f"state_dict has r={group.get('r')} and weight_lr_power={group.get('weight_lr_power')}: here steps "
+                "count by the square of their warm-up, as with the authors' defaults, r=0 and weight_lr_power=2"
+            )
+        counts |= dict.fromkeys(group["params"], float(group["k"]))
+        theirs = ("k", "r", "weight_sum", "lr_max", "scheduled_lr", "weight_lr_power")
+        groups.append({name: value for name, value in group.items() if name not in theirs})
+    states = {key: {"step": counts[key], **state} for key, state in state_dict["state"].items()}
+    return {**state_dict, "param_groups": groups, "state": states}

@@ -1,0 +1,148 @@
+"""Schedule-Free AdamW, against the paper's formulas written out by hand and the authors' package; train and eval."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import fusedadam
+from fusedadam import ScheduleFreeAdamW
+from tests.meaning.against_torch import parameters, params_of, train, trained_beside
+from tests.meaning.by_hand import ScheduleFreeByHand
+from tests.support import BF16, F32, QUICK_PLACES
+
+OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
+CLOSE = {"rtol": 1e-11, "atol": 1e-13}
+
+
+@pytest.mark.parametrize("place", QUICK_PLACES)
+@pytest.mark.parametrize("more", [{}, {"warmup_steps": 6}, {"warmup_steps": 40, "maximize": True}], ids=str)
+def test_equals_the_formula_by_hand(more, place):
+    optimizer, by_hand = trained_beside(ScheduleFreeAdamW, ScheduleFreeByHand, place, {**OPTIONS, **more})
+    for p, expected in by_hand.items():
+        torch.testing.assert_close(p.detach().cpu(), expected.p, **CLOSE)
+        torch.testing.assert_close(optimizer.state[p]["z"].cpu(), expected.z, **CLOSE)
+    optimizer.eval()
+    for p, expected in by_hand.items():
+        torch.testing.assert_close(p.detach().cpu(), expected.x, **CLOSE)
+
+
+def theirs(params, warmup_steps=0):
+    schedulefree = pytest.importorskip("schedulefree")
+    optimizer = schedulefree.AdamWScheduleFree(params, **OPTIONS, warmup_steps=warmup_steps)
+    optimizer.train()
+    return optimizer
+
+
+@pytest.mark.parametrize("warmup", [0, 6])
+def test_equals_the_authors_and_goes_on_from_their_state_dict(warmup):
+    def step(optimizers, number):
+        for optimizer in optimizers:
+            for k, p in enumerate(params_of(optimizer)):
+                generator = torch.Generator().manual_seed(100 * number + k)
+                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            optimizer.step()
+
+    def assert_close(one, other):
+        for p, q in zip(params_of(one), params_of(other), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+    original = theirs(parameters(), warmup)
+    ours = ScheduleFreeAdamW(parameters(), **OPTIONS, warmup_steps=warmup)
+    for number in range(10):
+        step([ours, original], number)
+    assert_close(ours, original)
+    resumed = ScheduleFreeAdamW([torch.nn.Parameter(p.detach().clone()) for p in params_of(original)])
+    resumed.load_state_dict(original.state_dict())
+    for number in range(10, 14):
+        step([ours, original, resumed], number)
+    assert_close(resumed, original)
+    for optimizer in (ours, original, resumed):
+        optimizer.eval()
+    assert_close(ours, original)
+    assert_close(resumed, original)
+
+
+def test_other_weights_of_the_authors_average_are_refused():
+    original = theirs(parameters())
+    saved = train(original, 2).state_dict()
+    saved["param_groups"][0]["r"] = 1.0
+    with pytest.raises(ValueError, match=r"r=1\.0 and weight_lr_power=2"):
+        ScheduleFreeAdamW(parameters()).load_state_dict(saved)
+
+
+MIXES = [(F32, None), (BF16, None), (BF16, "16bit"), (BF16, "8bit"), (BF16, "exact")]
+
+
+def bits(optimizer):
+    return [p.detach().clone() for p in params_of(optimizer)]
+
+
+def made(dtype=F32, storage=None):
+    return ScheduleFreeAdamW(parameters(dtype), **OPTIONS, storage=storage)
+
+
+@pytest.mark.parametrize(("dtype", "storage"), MIXES)
+def test_eval_and_train_leave_the_same_bits(dtype, storage):
+    evaluated, plain = train(made(dtype, storage), 4), train(made(dtype, storage), 4)
+    before = bits(evaluated)
+    for _ in range(2):
+        evaluated.eval()
+        evaluated.eval()
+        assert not all(map(torch.equal, bits(evaluated), before))
+        evaluated.train()
+        evaluated.train()
+    assert all(map(torch.equal, bits(evaluated), before))
+    assert all(map(torch.equal, bits(train(evaluated, 3, start=4)), bits(train(plain, 3, start=4))))
+
+
+@pytest.mark.parametrize(("dtype", "storage"), MIXES)
+def test_what_was_saved_in_eval_mode_goes_on(dtype, storage):
+    optimizer = train(made(dtype, storage), 6)
+    trained = bits(optimizer)
+    optimizer.eval()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = ScheduleFreeAdamW([torch.nn.Parameter(p) for p in bits(optimizer)], storage=storage)
+    other.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"in eval mode.*optimizer\.train\(\)"):
+        other.step()
+    other.train()
+    tolerance = 1e-5 if dtype == F32 else 2e-2
+    for p, expected in zip(bits(other), trained, strict=True):
+        torch.testing.assert_close(p, expected, rtol=tolerance, atol=tolerance)
+    train(other, 2, start=6)
+
+
+def test_weights_that_were_written_in_eval_mode_are_taken():
+    optimizer = train(made(), 3)
+    optimizer.eval()
+    (param, *_) = params_of(optimizer)
+    with torch.no_grad():
+        param.copy_(optimizer.state[param]["z"])
+    optimizer.train()
+    torch.testing.assert_close(param.detach(), optimizer.state[param]["z"])
+
+
+def test_steps_and_exports_are_refused_in_eval_mode():
+    model = torch.nn.Linear(3, 2)
+    optimizer = ScheduleFreeAdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.eval()
+    for refused in (optimizer.step, lambda: optimizer.float32_state_dict(model)):
+        with pytest.raises(RuntimeError, match="in eval mode"):
+            refused()
+    clone = copy.deepcopy(optimizer)
+    clone.train()
+    optimizer.train()
+    optimizer.step()
+
+
+def test_before_the_first_step_nothing_moves():
+    optimizer = fusedadam.ScheduleFreeAdamW(parameters())
+    before = bits(optimizer)
+    optimizer.eval()
+    optimizer.train()
+    assert all(map(torch.equal, bits(optimizer), before))
