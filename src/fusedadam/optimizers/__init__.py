@@ -2,6 +2,7 @@
 
 adamw.py, adamp.py, bert_adam.py, ema_adamw.py, sgd.py, rmsprop.py, adadelta.py, lamb.py, lion.py, radam.py, adan.py,
 ademamix.py
+decay.py           weight decay that does not depend on how large the learning rate is
 declarations.py    what a class declares: states, options, and flags that follow from options
 agreement.py       does a class agree with its rule?
 base.py            torch's contract: groups, closure, ``step()``

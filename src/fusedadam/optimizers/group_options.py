@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam.optimizers import storage
+from fusedadam.optimizers.decay import RELATIVE_TO_LR
 from fusedadam.optimizers.declarations import DERIVED, Group
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
@@ -58,7 +59,8 @@ class GroupOptions:
         self._readings: list[Reading] = []
         self._last: Options | None = None
         # which hyper-parameter is the learning rate; None if others may be derived from it
-        names, derives = optimizer.rule.hyper_parameters, optimizer.derived.items() - DERIVED.items()
+        names = optimizer.rule.hyper_parameters
+        derives = optimizer.derived.items() - DERIVED.items() - RELATIVE_TO_LR.items()
         self._lr_at = names.index("lr") if "lr" in names and not derives else None
 
     def read(self, groups: Sequence[Group]) -> Options:
