@@ -24,6 +24,7 @@ from fusedadam.optimizers import (
     conversion,
     distributed,
     memory,
+    spelling,
     state_dicts,
     storage,
     stored,
@@ -142,6 +143,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[count:]
                 raise
+        spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
         self._stepper.plan = None
 
     def _check_params(self, group: Group) -> None:
