@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import clipping, functional, in_backward, schedules
+from fusedadam import clipping, functional, grouping, in_backward, schedules
 from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import (
@@ -83,7 +83,7 @@ def test_no_block_is_left_out():
 
 
 DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
-DOCUMENTED += [adan, ademamix, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
+DOCUMENTED += [grouping, adan, ademamix, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

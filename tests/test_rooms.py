@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src/fusedadam"
 # each imports only from the ones before it
 ORDER = [
     "compat", "machine", "generated",  # leaves
-    "tensors", "checks", "rules", "ops", "schedules", "engine", "backends",
+    "tensors", "checks", "grouping", "rules", "ops", "schedules", "engine", "backends",
     "optimizers", "clipping", "functional", "in_backward", "__init__", "ascend", "cli", "__main__",
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedadam import checks, functional, ops, schedules
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.grouping import param_groups
 from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion"]
 __all__ += ["RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
-__all__ += ["clip_grad_norm_", "functional", "schedules", "step_in_backward"]
+__all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]
 __all__ += ["checks", "ops", "rule"]

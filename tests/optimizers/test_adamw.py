@@ -16,8 +16,8 @@ THEIRS = {"decoupled_weight_decay"}  # of torch's Adam: here it is the class tha
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
 def test_arguments_and_defaults_are_torchs(name):
     ours, theirs = (inspect.signature(getattr(package, name)).parameters for package in (fusedadam, torch.optim))
-    restraint = {"cautious", "update_clipping"} if name == "AdamW" else set()
-    assert {*ours} - {*theirs} == OURS | restraint
+    of_adamw = {"peak_lr", "cautious", "update_clipping"} if name == "AdamW" else set()
+    assert {*ours} - {*theirs} == OURS | of_adamw
     assert {*theirs} - {*ours} <= THEIRS
     shared = [argument for argument in theirs if argument in ours]
     for argument in shared:

@@ -121,6 +121,15 @@ def test_a_class_without_a_rule_and_states_that_are_a_list():
         State(initial="two")
 
 
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [(State, "the class State"), ("zero", "a str"), (None, "a NoneType"), (torch.zeros(1), "a Tensor")],
+)
+def test_a_state_that_is_not_one(state, kind):
+    with pytest.raises(TypeError, match=rf"Mine.states\['slow_avg'\] is {kind}; write State\(\), with parentheses"):
+        define(whole, states={"slow_avg": state})
+
+
 def test_scalars_need_not_take_the_step():
     @rule(scalars=lambda lr: {"lr": lr})
     def plain(param: Value, grad: Value, *, lr: Scalar) -> Values:

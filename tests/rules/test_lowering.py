@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam.rules.ops import maximum, row_sum, sqrt, tensor_sum, total
+from fusedadam.rules.ops import maximum, row_sum, sqrt, tensor_sum, total, where
 from fusedadam.rules.rule import Flag, RuleError, Scalar, Value, Values, rule
 from tests.support import F32, F64, Case, apply, assert_same_bits, draw
 
@@ -110,9 +110,52 @@ def bad_string(param: Value, grad: Value) -> Values:
     return param
 
 
+def bad_choice(param: Value, grad: Value) -> Values:
+    param = where(grad, param, 0.0)
+    return param
+
+
+def bad_named_choice(param: Value, grad: Value) -> Values:
+    chosen = grad > 0
+    chosen = where(chosen, 1.0, 0.0)
+    param = where(chosen, param, 0.0)
+    return param
+
+
+def bad_scalar_choice(param: Value, grad: Value, *, s: Scalar, f: Flag) -> Values:
+    if f:
+        param = where(s, param, grad)
+    return param
+
+
+def bad_constant_choice(param: Value, grad: Value) -> Values:
+    param = where(1.0, param, grad)
+    return param
+
+
+def bad_choice_by_sum(param: Value, grad: Value) -> Values:
+    param = where(tensor_sum(grad), param, grad)
+    return param
+
+
+def difference(x, y):
+    return x - y
+
+
+def bad_choice_by_helper(param: Value, grad: Value) -> Values:
+    param = where(difference(param, grad), param, grad)
+    return param
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
+        (bad_choice, "`grad` is not a condition; compare it, as in `grad > 0`"),
+        (bad_named_choice, "`chosen` is not a condition"),
+        (bad_scalar_choice, "`s` is not a condition"),
+        (bad_constant_choice, "`1.0` is not a condition"),
+        (bad_choice_by_sum, "`tensor_sum(grad)` is not a condition"),
+        (bad_choice_by_helper, "`difference(param, grad)` is not a condition"),
         (bad_in_place, "write `x = x + y`"),
         (bad_if, "where("),
         (bad_power, "write `grad * grad`"),
@@ -141,6 +184,45 @@ def test_refused_with_the_line_and_what_to_write_instead(function, says):
     assert f"{function.__name__} ({__file__}:" in str(caught.value)
     line = int(str(caught.value).split(f"{__file__}:")[1].split(")")[0])
     assert function.__code__.co_firstlineno <= line <= function.__code__.co_firstlineno + 4
+
+
+def is_positive(x):
+    result = x > 0
+    return result
+
+
+def chosen_by(condition, a, b):
+    return where(condition, a, b)
+
+
+def both_signs(x):
+    return x > 0, x < 0
+
+
+@rule(scalars=some_scalars)
+def with_conditions(param: Value, grad: Value, *, s: Scalar, f: Flag) -> Values:
+    """Every way to come by a condition."""
+    by_name = is_positive(grad)
+    if f:
+        by_name = grad > s
+    up, down = grad > 1, (grad < -1) | (param > 2)
+    positive, negative = both_signs(param)
+    param = where(by_name, param - 1, param)
+    param = where(up & down, param, param + 2)
+    param = where(up if f else down, param - 4, param)
+    param = where(where(up, down, by_name), param - 8, param)
+    param = chosen_by(positive, param - 16, param)
+    param = where(chosen_by(negative, up, down), param - 32, param)
+    return param
+
+
+@pytest.mark.parametrize("f", [False, True])
+def test_conditions_may_have_names_and_come_from_helpers(f):
+    roles = draw(Case(with_conditions, {"f": f}, {}), [(5, 7)], [F64])
+    results = [apply(Case(with_conditions, {"f": f}, {}), roles, ("cpu", backend)) for backend in ("eager", "numba")]
+    assert_same_bits(*results)
+    expected = with_conditions(roles[0]["param"], roles[0]["grad"], s=1.0, f=f)
+    assert torch.equal(results[0][0]["param"], expected)
 
 
 def test_a_closure_is_refused():

@@ -12,7 +12,7 @@ from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import State
 from fusedadam.rules.ops import maximum, sqrt, where
-from fusedadam.rules.rule import Flag, Rule, Scalar, Value, Values, rule
+from fusedadam.rules.rule import Flag, Rule, RuleError, Scalar, Value, Values, rule
 from tests.support import PLACES
 
 LIMIT = 3.0
@@ -90,6 +90,14 @@ def test_the_source_for_compilers_is_straight_and_has_no_bare_numbers():
 def test_the_rule_itself_still_runs_as_plain_python():
     p, a, b = everything(*(torch.tensor([x]) for x in (1.0, 4.0, 1.5, 0.0)), s=0.5, t=1.0, f=True, g=False)
     assert (p.item(), a.item(), b.item()) == (0.5, 2.5, 0.0)
+
+
+@pytest.mark.parametrize(("reports", "instead"), [("grad_norm", "grad_norm"), ("x", "x"), (None, "grad_norm")])
+def test_reports_that_are_not_a_tuple(reports, instead):
+    """A string is a sequence of letters: "g" was said never to be assigned."""
+    says = rf"everything \(.*:\d+\): reports={reports!r} is not a tuple of names; write reports=\('{instead}',\)"
+    with pytest.raises(RuleError, match=says):
+        rule(scalars=some_scalars, reports=reports)(everything.update)
 
 
 @rule(scalars=no_scalars)

@@ -68,7 +68,7 @@ def test_what_is_shared_is_computed_once():
         lambda step, lr: step > 3,
         lambda step, lr: cos(step > 3),
         lambda step, lr: where(step > 3, lr > 1, 0.0),
-        lambda step, lr: where(lr, step, 1.0),
+        lambda step, lr: where(where(step > 2, step < 9, step > 20), lr, 1.0),
         lambda step, lr: lr * np.float32(0.5),
         lambda step, lr: where(np.bool_(True), lr, 1.0),
     ],

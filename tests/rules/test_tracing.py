@@ -72,6 +72,8 @@ REFUSED = {
         lambda step, lr, beta: lr or 1.0,
         lambda step, lr, beta: min(lr, step),
         lambda step, lr, beta: (step > 3) * lr,
+        lambda step, lr, beta: where(step, lr, 0.0),
+        lambda step, lr, beta: where(beta, lr, 0.0),
         lambda step, lr, beta: 1.0 if (1 + step) * 2 == 4 else 0.0,
     ],
     "fusedadam.ops": [
@@ -119,6 +121,30 @@ def test_the_error_names_the_function_and_what_was_written():
 def test_a_scalar_that_is_not_returned():
     with pytest.raises(RuleError, match="does not return x, which the rule asks for"):
         defined(lambda step, lr: {"y": lr})
+
+
+def returns_nothing(step, lr):
+    {"x": lr}  # noqa: B018  the return is forgotten
+
+
+@pytest.mark.parametrize(
+    ("scalars", "kind"),
+    [
+        (lambda step, lr: (lr,), "a tuple"),
+        (lambda step, lr: [("x", lr)], "a list"),
+        (lambda step, lr: lr, "one number"),
+        (returns_nothing, "nothing"),
+    ],
+    ids=["tuple", "list", "number", "nothing"],
+)
+def test_scalars_that_are_not_a_dict(scalars, kind):
+    with pytest.raises(RuleError, match=f"its scalars, .*: it returns {kind}; it must return a dict of the rule's"):
+        defined(scalars)
+
+
+def test_scalars_that_are_not_a_function():
+    with pytest.raises(TypeError, match=r"scalars={'x': 1.0} is a dict; it must be a function that returns a dict"):
+        defined({"x": 1.0})
 
 
 def by_choice(step, lr, kind: Literal["plain", "bad"]):

@@ -2,6 +2,7 @@
 
 adamw.py, adamp.py, bert_adam.py, ema_adamw.py, sgd.py, rmsprop.py, adadelta.py, lamb.py, lion.py, radam.py, adan.py,
 ademamix.py, schedule_free.py
+decay.py           weight decay that does not depend on how large the learning rate is
 declarations.py    what a class declares: states, options, and flags that follow from options
 agreement.py       does a class agree with its rule?
 base.py            torch's contract: groups, closure, ``step()``
@@ -10,6 +11,7 @@ storage.py         which format each role is kept in
 stored.py          the arrays of a role: made, read, converted
 weights.py         weights as float32: saved, loaded, and left out
 group_options.py   the options of all groups, checked when they change
+spelling.py        options that are misspelt in a group
 state_dicts.py     saving and loading
 conversion.py      state dicts saved by other optimizers: converted, or refused
 memory.py          how much memory an optimizer keeps: ``repr`` and ``memory_summary()``

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
@@ -93,7 +94,7 @@ class AdamP(FusedOptimizer):
         delta: the threshold :math:`\delta`
         wd_ratio: weight decay of projected parameters, relative to the others
         nesterov: Nesterov's momentum
-        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -107,25 +108,26 @@ class AdamP(FusedOptimizer):
 
     rule = adamp
     states = {"exp_avg": State(decay="beta1"), "exp_avg_sq": State(signed=False, decay="beta2")}
-    options = OPTIONS | {
+    options = OPTIONS | PEAK_LR | {
         "betas": checks.betas, "eps": checks.number, "delta": checks.number, "wd_ratio": checks.number,
         "nesterov": checks.boolean,
     }  # fmt: skip
+    derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
-        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        max_grad_norm: float | None = None, peak_lr: float | None = None, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
-            nesterov=nesterov, max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            nesterov=nesterov, max_grad_norm=max_grad_norm, peak_lr=peak_lr, maximize=maximize, foreach=foreach,
+            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
+            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
 

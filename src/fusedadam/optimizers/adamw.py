@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt
@@ -69,6 +70,9 @@ def adam(
 # fmt: on
 
 
+ADAM_OPTIONS = OPTIONS | {"betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean}
+
+
 class AdamW(FusedOptimizer):
     r"""AdamW, a drop-in for :class:`torch.optim.AdamW`.
 
@@ -87,6 +91,9 @@ class AdamW(FusedOptimizer):
             this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` stays as it is, and
             ``optimizer.grad_norm`` has the norm before clipping. A group with None or 0 is neither counted nor clipped;
             infinity only computes the norm
+        peak_lr: the largest learning rate of the schedule. With it, weights are multiplied by
+            :math:`1 - \lambda\eta_t / \eta_{\text{peak}}`: their decay follows the schedule, and does not depend on how
+            large the learning rate is; None means :math:`1 - \lambda\eta_t`
         maximize: go up the gradient instead of down
         cautious: leave out weights whose update goes against the gradient, and enlarge the others as much
             (`arXiv 2411.16085 <https://arxiv.org/abs/2411.16085>`_)
@@ -119,26 +126,25 @@ class AdamW(FusedOptimizer):
         "exp_avg_sq": State(signed=False, decay="beta2"),
         "max_exp_avg_sq": State(signed=False, maximum_of="exp_avg_sq"),
     }
-    options = OPTIONS | {
-        "betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean,
-        "cautious": checks.boolean, "update_clipping": checks.boolean,
-    }  # fmt: skip
+    options = ADAM_OPTIONS | PEAK_LR | {"cautious": checks.boolean, "update_clipping": checks.boolean}
+    derived = DERIVED | RELATIVE_TO_LR
     fixed = {"decoupled": True}
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
-        maximize: bool = False, cautious: bool = False, update_clipping: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        peak_lr: float | None = None, maximize: bool = False, cautious: bool = False, update_clipping: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-            max_grad_norm=max_grad_norm, maximize=maximize, cautious=cautious, update_clipping=update_clipping,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype,
-            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            max_grad_norm=max_grad_norm, peak_lr=peak_lr, maximize=maximize, cautious=cautious,
+            update_clipping=update_clipping, foreach=foreach, capturable=capturable, differentiable=differentiable,
+            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
+            backend=backend,
         )
     # fmt: on
 
@@ -164,7 +170,7 @@ class Adam(AdamW):
         >>> optimizer.step()
     """
 
-    options = {name: check for name, check in AdamW.options.items() if name not in ("cautious", "update_clipping")}
+    options, derived = ADAM_OPTIONS, DERIVED
     fixed = {"decoupled": False, "cautious": False, "update_clipping": False}
 
     # fmt: off

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, sqrt, where
@@ -74,7 +75,7 @@ class Adan(FusedOptimizer):
             minus these
         weight_decay: :math:`\lambda`; its effect does not depend on the update
         no_prox: decoupled weight decay as AdamW's, :math:`p_t = (1 - \eta\lambda) p_{t-1} - \eta u_t`
-        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -91,22 +92,23 @@ class Adan(FusedOptimizer):
         "exp_avg_diff": State(decay="beta2"),
         "neg_pre_grad": State(subtracted_from="grad"),
     }
-    options = OPTIONS | {
+    options = OPTIONS | PEAK_LR | {
         "betas": functools.partial(checks.betas, count=3), "eps": checks.number, "no_prox": checks.boolean
     }  # fmt: skip
+    derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: str | None = None,
+        peak_lr: float | None = None, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
+        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm,
-            no_prox=no_prox, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
-            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
-            backend=backend,
+            no_prox=no_prox, peak_lr=peak_lr, maximize=maximize, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
+            skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on

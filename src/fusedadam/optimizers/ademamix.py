@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
@@ -68,7 +69,7 @@ class AdEMAMix(FusedOptimizer):
         betas: decay of the fast average, of the squares, and of the slow average
         alpha: how much of the slow average is added
         alpha_warmup: :math:`T_\alpha`, the number of steps in which ``alpha`` grows from 0; None means no warmup
-        max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -84,24 +85,24 @@ class AdEMAMix(FusedOptimizer):
         "exp_avg_slow": State(decay="beta3"),
         "exp_avg_sq": State(signed=False, decay="beta2"),
     }
-    options = OPTIONS | {
+    options = OPTIONS | PEAK_LR | {
         "betas": functools.partial(checks.betas, count=3), "eps": checks.number, "alpha": checks.number,
         "alpha_warmup": checks.warmup_steps,
     }  # fmt: skip
-    derived = DERIVED | {"alpha_warmup": lambda group: group["alpha_warmup"] or 1}
+    derived = DERIVED | RELATIVE_TO_LR | {"alpha_warmup": lambda group: group["alpha_warmup"] or 1}
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
         alpha: float = 2.0, *, alpha_warmup: int | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
-        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
-        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        max_grad_norm: float | None = None, peak_lr: float | None = None, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, alpha=alpha, alpha_warmup=alpha_warmup, eps=eps, weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
+            max_grad_norm=max_grad_norm, peak_lr=peak_lr, maximize=maximize, foreach=foreach, capturable=capturable,
             differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
             skip_nonfinite=skip_nonfinite, backend=backend,
         )

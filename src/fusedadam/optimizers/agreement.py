@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fusedadam.optimizers.declarations import Group
+from fusedadam.optimizers.declarations import Group, State
 from fusedadam.tensors.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
         )
 
 
-class _Read(dict[str, Any]):
+class Recorded(dict[str, Any]):
     """Options that know which of them were asked for."""
 
     def __init__(self, options: Group) -> None:
@@ -76,7 +76,7 @@ def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
     given = [name for name in NEUTRAL if options.get(name, NEUTRAL[name]) not in (NEUTRAL[name], 0)]
     if not given:
         return
-    read = _Read(options)
+    read = Recorded(options)
     for name in _needed(cls):
         cls.value(read, name)
     for name in given:
@@ -97,6 +97,12 @@ def _check_states(cls: type[FusedOptimizer]) -> None:
         )
     suffixes = tuple({array.suffix for fmt in FORMATS.values() for array in fmt.arrays if array.suffix})
     for name, state in declared.items():
+        if not isinstance(state, State):
+            kind = "the class State" if state is State else f"a {type(state).__name__}"
+            raise TypeError(
+                f"{cls.__name__}.states[{name!r}] is {kind}; write State(), with parentheses and what differs from its "
+                "defaults"
+            )
         if name == "step" or name.endswith(suffixes):
             raise TypeError(
                 f"{cls.__name__}.states has {name!r}, a name that state dicts use; choose another, without "

@@ -25,6 +25,7 @@ from fusedadam.optimizers import (
     distributed,
     memory,
     nonfinite,
+    spelling,
     state_dicts,
     storage,
     stored,
@@ -144,6 +145,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[count:]
                 raise
+        spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
         self._stepper.plan = None
 
     def _check_params(self, group: Group) -> None:

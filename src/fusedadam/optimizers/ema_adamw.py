@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fusedadam import checks
 from fusedadam.optimizers import distributed, stored, weights
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
@@ -71,7 +72,7 @@ class EmaAdamW(FusedOptimizer):
         bias_correction: divide the moments by :math:`1 - \beta^t`
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
             give ``torch.float32`` for low-precision parameters, or use ``storage``
-        max_grad_norm, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, peak_lr, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -89,28 +90,34 @@ class EmaAdamW(FusedOptimizer):
         "exp_avg_sq": State(signed=False, decay="beta2"),
         "ema_params": State(initial="param", dtype_option="ema_dtype", decay="ema_decay"),
     }
-    options = OPTIONS | {
+    options = OPTIONS | PEAK_LR | {
         "betas": checks.betas, "eps": checks.number, "ema_decay": checks.fraction, "ema_warmup": checks.boolean,
         "decoupled": checks.boolean, "bias_correction": checks.boolean, "ema_dtype": checks.storage_dtype,
         "amsgrad": checks.unsupported, "maximize": checks.unsupported,
     }  # fmt: skip
+    derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        peak_lr: float | None = None, foreach: bool | None = None, capturable: bool = False,
+        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
             decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype,
-            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            peak_lr=peak_lr, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
+
+    @classmethod
+    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
+        super().check(group, names)
+        check_is_decoupled(cls, group)
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:

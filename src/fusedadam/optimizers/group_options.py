@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam.optimizers import storage
-from fusedadam.optimizers.declarations import DERIVED, Group
+from fusedadam.optimizers.agreement import Recorded
+from fusedadam.optimizers.declarations import Group
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
@@ -36,9 +37,10 @@ class Reading(NamedTuple):
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
     structure: object  # another object whenever more has changed than the learning rate
+    lr_at: int | None  # which hyper-parameter is the learning rate; None if others follow from it
 
 
-UNREAD = Reading((), (), None, [], {}, frozenset(), None)
+UNREAD = Reading((), (), None, [], {}, frozenset(), None, None)
 
 
 class Options(NamedTuple):
@@ -57,9 +59,6 @@ class GroupOptions:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
         self._last: Options | None = None
-        # which hyper-parameter is the learning rate; None if others may be derived from it
-        names, derives = optimizer.rule.hyper_parameters, optimizer.derived.items() - DERIVED.items()
-        self._lr_at = names.index("lr") if "lr" in names and not derives else None
 
     def read(self, groups: Sequence[Group]) -> Options:
         """The very same object as the last time if no option has changed."""
@@ -84,7 +83,7 @@ class GroupOptions:
         same_keys = len(now) == len(last.seen) and names == last.seen[:count]
         if same_keys:
             names = [*itertools.compress(names, map(operator.is_not, values, seen)), *last.mutable]
-            if names == ["lr"] and self._lr_at is not None and type(group["lr"]) is float and group["lr"] >= 0:
+            if names == ["lr"] and last.lr_at is not None and type(group["lr"]) is float and group["lr"] >= 0:
                 return self._scheduled(group["lr"], now, last)
         found = {name: _value(name, group[name]) for name in names if name in declared.options}
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
@@ -92,19 +91,23 @@ class GroupOptions:
             self._check_changed(group, changed)
         elif same_keys and all(map(operator.is_, values, seen)):
             return last
-        flags, options, kept = last.flags, last.hyper_parameters, last.storage
+        flags, options, kept, lr_at = last.flags, last.hyper_parameters, last.storage, last.lr_at
         if changed or not same_keys:
-            kept = storage.key(declared, group)
-            flags = tuple([bool(declared.value(group, name)) for name in declared._flags])
-            options = tuple([_number(n, declared.value(group, n)) for n in declared.rule.hyper_parameters])
+            kept, recorded, needed = storage.key(declared, group), Recorded(group), declared.rule.hyper_parameters
+            flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
+            others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
+            lr_at = (
+                needed.index("lr") if "lr" in needed and not {"lr"} & (recorded.asked | {*declared.derived}) else None
+            )
+            options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found
-        return Reading(flags, options, kept, now, checked, frozenset(mutable), object())
+        return Reading(flags, options, kept, now, checked, frozenset(mutable), object(), lr_at)
 
     def _scheduled(self, lr: float, now: list[Any], last: Reading) -> Reading:
         """A short way for what most schedulers do in every step."""
         self._optimizer.options["lr"]("lr", lr)
-        before, k = last.hyper_parameters, self._lr_at or 0
+        before, k = last.hyper_parameters, last.lr_at or 0
         options = (*before[:k], lr, *before[k + 1 :])
         return last._replace(hyper_parameters=options, seen=now, checked={**last.checked, "lr": lr})
 

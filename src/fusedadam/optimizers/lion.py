@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import sign
@@ -59,7 +60,7 @@ class Lion(FusedOptimizer):
         lr: learning rate; a number, or a tensor of one element. The authors recommend a third to a tenth of AdamW's
         betas: how much of the momentum enters the step, and how much of it is kept
         weight_decay: decoupled weight decay; the authors recommend three to ten times AdamW's
-        max_grad_norm, maximize, cautious, foreach, capturable, differentiable, fused: as for :class:`AdamW`
+        max_grad_norm, peak_lr, maximize, cautious, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -71,20 +72,22 @@ class Lion(FusedOptimizer):
 
     rule = lion
     states = {"exp_avg": State(decay="beta2")}
-    options = OPTIONS | {"betas": checks.betas, "cautious": checks.boolean}
+    options = OPTIONS | PEAK_LR | {"betas": checks.betas, "cautious": checks.boolean}
+    derived = DERIVED | RELATIVE_TO_LR
     step_if_uncounted = 1.0  # other packages keep no count, and nothing depends on it
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0, *, max_grad_norm: float | None = None, maximize: bool = False,
-        cautious: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: str | None = None,
+        weight_decay: float = 0.0, *, max_grad_norm: float | None = None, peak_lr: float | None = None,
+        maximize: bool = False, cautious: bool = False, foreach: bool | None = None, capturable: bool = False,
+        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, maximize=maximize,
-            cautious=cautious, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, peak_lr=peak_lr,
+            maximize=maximize, cautious=cautious, foreach=foreach, capturable=capturable, differentiable=differentiable,
+            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
+            backend=backend,
         )
     # fmt: on

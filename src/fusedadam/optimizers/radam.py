@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
+from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
@@ -71,7 +73,7 @@ class RAdam(FusedOptimizer):
         weight_decay: :math:`\lambda`, an L2 penalty that is added to the gradient after clipping, or decoupled
         decoupled_weight_decay: weights decay by themselves, as AdamW's
         foreach, maximize, capturable, differentiable: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, peak_lr, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -82,21 +84,28 @@ class RAdam(FusedOptimizer):
 
     rule = radam
     states = {"exp_avg": State(decay="beta1"), "exp_avg_sq": State(signed=False, decay="beta2")}
-    options = OPTIONS | {"betas": checks.betas, "eps": checks.number, "decoupled_weight_decay": checks.boolean}
-    derived = DERIVED | {"decoupled": lambda group: group["decoupled_weight_decay"]}
+    options = OPTIONS | PEAK_LR | {
+        "betas": checks.betas, "eps": checks.number, "decoupled_weight_decay": checks.boolean
+    }  # fmt: skip
+    derived = DERIVED | RELATIVE_TO_LR | {"decoupled": lambda group: group["decoupled_weight_decay"]}
 
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-        max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        max_grad_norm: float | None = None, peak_lr: float | None = None, state_dtype: torch.dtype | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
             decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, max_grad_norm=max_grad_norm, state_dtype=state_dtype, storage=storage,
-            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            differentiable=differentiable, max_grad_norm=max_grad_norm, peak_lr=peak_lr, state_dtype=state_dtype,
+            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
         )
     # fmt: on
+
+    @classmethod
+    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
+        super().check(group, names)
+        check_is_decoupled(cls, group)

@@ -97,10 +97,10 @@ class ScheduleFreeAdamW(FusedOptimizer):
     # fmt: off
     def __init__(
         self, params: Params, lr: float | Tensor = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, warmup_steps: int = 0, *, max_grad_norm: float | None = None,
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: str | None = None,
+        weight_decay: float = 0.0, warmup_steps: int = 0, *, max_grad_norm: float | None = None, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
-from fusedadam.rules.ops import COMPOSED, OPS, SUMS, divide
+from fusedadam.rules.ops import COMPOSED, OPS, SUMS, divide, where
 
 KINDS = ("Value", "Scalar", "Flag")
 # what authors may write first, and what it is called here
@@ -40,7 +40,7 @@ class Helper(NamedTuple):
 
     name: str
     text: str
-    is_condition: bool  # whether it returns one
+    is_condition: bool | None  # whether it returns one; None if its arguments decide
 
 
 def define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
@@ -119,9 +119,11 @@ class Lowering(ast.NodeTransformer):
         every_branch: bool = False,
     ) -> None:  # fmt: skip
         self.source, self.flags, self.scope, self.every_branch = source, flags, scope, every_branch
+        self.is_helper = caller is not None
         self.helpers: dict[FunctionType, Helper] = {} if caller is None else caller.helpers
         self.sums: dict[str, SumCall] = {} if caller is None else caller.sums  # by name, as they are called in the code
         self.assigned: set[str] = set()
+        self.conditions: dict[str, bool | None] = {}  # which of the assigned names are conditions
         self.inlined: list[ast.stmt] = []  # belongs before the statement that is being visited
 
     def check(self) -> None:
@@ -161,6 +163,7 @@ class Lowering(ast.NodeTransformer):
         if len(names) > 1 and not isinstance(value, (ast.Tuple, ast.Call)):  # a call: of a helper that returns several
             self.source.fail(statement, f"there are {len(names)} names for 1 value")
         self.assigned.update(names)
+        self.conditions.update(zip(names, self.are_conditions(chosen, len(names)), strict=True))
         yield from self.inlined
         self.inlined = []
         scoped: list[ast.expr] = [ast.Name(self.scope + name) for name in names]
@@ -171,6 +174,34 @@ class Lowering(ast.NodeTransformer):
         while isinstance(value, ast.IfExp):
             value = value.body if self.decide(value.test) else value.orelse
         return value
+
+    def are_conditions(self, value: ast.expr, count: int) -> list[bool | None]:
+        """Whether each of the values that are assigned at once is a condition."""
+        if isinstance(value, ast.Tuple):
+            return [self.is_condition(element) for element in value.elts]
+        return [self.is_condition(value)] if count == 1 else [None] * count
+
+    def is_condition(self, value: ast.expr) -> bool | None:
+        """Whether an expression of the source is a comparison or made of comparisons; None if that is not known here:
+        it is an argument of a helper, or was assigned in a branch that other flags choose."""
+        value = self.chosen(value)
+        if isinstance(value, ast.Compare):
+            return True
+        if isinstance(value, ast.BinOp):
+            return isinstance(value.op, (ast.BitAnd, ast.BitOr))
+        if isinstance(value, ast.Name):
+            if value.id in self.conditions:
+                return None if self.every_branch else self.conditions[value.id]
+            return None if self.is_helper and value.id in self.source.kinds else False
+        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
+            return False
+        called = self.source.function.__globals__.get(value.func.id)
+        if called is where:  # what its two sides are
+            sides = [self.is_condition(side) for side in value.args[1:]]
+            return sides[0] if len(set(sides)) == 1 else None
+        if called in self.helpers:
+            return self.helpers[called].is_condition
+        return False if called in (*self.ops.values(), *SUMS) else None
 
     def targets(self, target: ast.expr) -> list[str]:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -260,6 +291,9 @@ class Lowering(ast.NodeTransformer):
         arguments = [self.visit(a) for a in node.args]
         for name, op in self.ops.items():
             if called is op:
+                if op is where and node.args and self.is_condition(node.args[0]) is False:
+                    code, first = ast.unparse(node), ast.unparse(node.args[0])
+                    self.source.fail(node, f"`{code}`: `{first}` is not a condition; compare it, as in `{first} > 0`")
                 return call(name, *arguments)
         place = f"{self.scope}{node.lineno}_{node.col_offset}"  # the same under all flags
         if called in SUMS:
@@ -298,9 +332,7 @@ class Lowering(ast.NodeTransformer):
             body = list(lowering.statements(source.body))
             result = ast.Return(lowering.visit(source.result))
             name = f"{self.helper_prefix}{function.__name__}_{len(self.helpers)}"
-            is_condition = isinstance(source.result, ast.Compare) or (
-                isinstance(source.result, ast.BinOp) and isinstance(source.result.op, (ast.BitAnd, ast.BitOr))
-            )
+            is_condition = lowering.is_condition(source.result)
             self.helpers[function] = Helper(name, define(name, list(source.kinds), [*body, result]), is_condition)
         return self.helpers[function]
 

@@ -98,10 +98,15 @@ class Rule:
     def __init__(
         self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
     ) -> None:
+        self._function = Function(update)
+        if isinstance(reports, str) or not isinstance(reports, Sequence):
+            name = reports if isinstance(reports, str) else "grad_norm"
+            self._function.fail(
+                self._function.tree, f"reports={reports!r} is not a tuple of names; write reports=({name!r},)"
+            )
         self.update, self.reports, self.name = update, tuple(reports), update.__name__
         self._scalars = _with_step(scalars)
         self.__doc__, self.__wrapped__ = update.__doc__, update
-        self._function = Function(update)
         kinds = self._function.kinds
         self.roles, self.scalar_names, self.flags = (tuple(n for n, k in kinds.items() if k == kind) for kind in KINDS)
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
@@ -217,6 +222,8 @@ def rule(
     """
     if without_scalars or scalars is None:
         raise TypeError("a rule needs its scalars; write @rule(scalars=...) above it")
+    if not callable(scalars):
+        raise TypeError(f"scalars={scalars!r} is a {type(scalars).__name__}; it must be a function that returns a dict")
     return lambda update: Rule(update, scalars, reports)
 
 

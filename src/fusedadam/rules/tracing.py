@@ -64,7 +64,12 @@ class Traced:
     @classmethod
     def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
         """where(condition, a, b): a tensor if the condition is one, or if both sides are."""
+        if isinstance(condition, Traced) and not condition.is_condition:
+            raise NotOnBothSides(
+                "the first argument of where(condition, a, b) is a number; compare it, as in where(x > 0, a, b)"
+            )
         result = cls.of("where", [condition, a, b])
+        result.is_condition = all(isinstance(side, Traced) and side.is_condition for side in (a, b))
         sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
         result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
         return result
@@ -171,6 +176,12 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
                 f"it raises {type(error).__name__} ({error}) for scalars that are not known yet, as on a device; use "
                 "+ - * / and fusedadam.ops"
             ) from error
+        if not isinstance(result, Mapping):
+            kinds: dict[type, str] = {type(None): "nothing", Traced: "one number"}
+            kind = kinds.get(type(result), f"a {type(result).__name__}")
+            raise NotOnBothSides(
+                f"it returns {kind}; it must return a dict of the rule's scalars by name, such as return {{'lr': lr}}"
+            )
         missing = [name for name in wanted if name not in result]
         if missing:
             raise NotOnBothSides(f"it does not return {', '.join(missing)}, which the rule asks for; add it")
