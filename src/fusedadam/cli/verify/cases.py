@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam.cli.contestants import optimizers
+from fusedadam.cli.optimizer_names import optimizers
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
 from fusedadam.optimizers.storage import PRESETS
