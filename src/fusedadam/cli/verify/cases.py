@@ -152,6 +152,16 @@ class Case:
     storage: str | None = None  # a preset, with parameters in bfloat16
 
     @property
+    def is_ours(self) -> bool:
+        """Whether errors have the limits that this package promises for its own optimizers."""
+        return self.optimizer in OPTIMIZERS
+
+    @property
+    def has_same_bits(self) -> bool:
+        """Whether all backends must give the same bits."""
+        return True
+
+    @property
     def is_judged(self) -> bool:
         """By the rule in float64. What is rounded stochastically is only compared, with the eager backend's bits."""
         return self.storage in (None, "exact")
