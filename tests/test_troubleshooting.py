@@ -34,7 +34,7 @@ COLLECTED = {
     "AttributeError(missing.sentence(f'torch_npu.optim.{name}'))": "returned by missing.sentence",
 }
 # Never seen by anybody as they are: caught inside, asked by Python itself, or shown in a command's usage or table.
-UNSEEN = ("AttributeError(name)", "argparse.ArgumentTypeError(", "Failed(")
+UNSEEN = ("AttributeError(name)", "argparse.ArgumentTypeError(", "Failed(", "_Unknown(")
 ENOUGH = 10  # letters that an entry must have, so that it says something
 
 

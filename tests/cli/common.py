@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 # One thread: with several, torch's wait for each other, and beside other busy programs that takes many times as long.
 # The interpreter is for tests of kernels; a user has not set it.
@@ -25,6 +27,17 @@ for name in blocked:
 from fusedadam.__main__ import main
 sys.exit(main({arguments!r}))
 """
+
+RULES = Path(__file__).parents[2] / "docs/rules.md"
+THEIRS = "theirs:AdaBelief"  # in the package below
+
+
+def make_package(folder: Path) -> None:
+    """The optimizers of docs/rules.md in a package: ``theirs:AdaBelief``, and ``theirs:Lars``, which sums."""
+    code = re.findall(r"```python\n(.*?)```", RULES.read_text("utf-8"), re.DOTALL)
+    summing = next(block for block in code if "class Lars" in block).partition("\n\n\nparam = ")[0]
+    (folder / "theirs").mkdir()
+    (folder / "theirs/__init__.py").write_text("\n\n".join((*code[:2], summing)), encoding="utf-8")
 
 
 def piped(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

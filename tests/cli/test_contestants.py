@@ -74,4 +74,4 @@ def test_a_preset_is_our_optimizer_with_storage(by: str) -> None:
     for name in contestants.optimizers():
         made = contestants.make(name, by, params)
         assert type(made) is contestants.optimizers()[name]
-        assert made.defaults["storage"] == by.removeprefix("fusedadam-")
+        assert made.param_groups[0]["storage"] == by.removeprefix("fusedadam-")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.distributed.parts import divided_like, expected_here, here
-from tests.distributed.reference import ELEMENTWISE, STEPS, Run, after, make
+from tests.distributed.reference import BIT_FOR_BIT, STEPS, Run, after, make
 from tests.support import F32, F64, ulp
 
 ULPS = 2  # of the parameter, or the update if that is larger, by which the rounding of sums may show in one step
@@ -34,7 +34,7 @@ def follow(
         norm, projections = after(opt, params)
         assert projections == run.projections[step], f"step {step}"
         assert_same_norm(norm, run.norms[step], f"step {step}")
-    assert_same(run, opt, params, bits=optimizer in ELEMENTWISE)
+    assert_same(run, opt, params, bits=optimizer in BIT_FOR_BIT)
     return opt
 
 

@@ -40,7 +40,13 @@ BEYOND_ADAM: dict[str, Callable[..., Any]] = {
     "SGD": functools.partial(fusedadam.SGD, lr=1e-2, weight_decay=0.1, momentum=0.9, dampening=0.5),
     "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, weight_decay=0.1, momentum=0.9),
     "Lamb": functools.partial(fusedadam.Lamb, **ADAM, use_global_grad_norm=True),
+    "RAdam": functools.partial(fusedadam.RAdam, **ADAM),
+    "Adan": functools.partial(fusedadam.Adan, **{**ADAM, "betas": (0.9, 0.7, 0.99)}, no_prox=True),
+    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, **{**ADAM, "betas": (0.9, 0.99, 0.999)}, alpha_warmup=3),
+    "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
 }
+# where nothing is summed, every bit is that of one process
+BIT_FOR_BIT = {*ELEMENTWISE, "SGD", "RMSpropTF", "RAdam", "Adan", "AdEMAMix"}
 DTYPES = {"float32": F32, "bfloat16": BF16, "float64": F64}
 SHAPES = {
     "matrix": (6, 20),

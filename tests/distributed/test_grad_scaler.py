@@ -18,7 +18,7 @@ from tests.distributed.test_wrappers import fsdp1, mine
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
 
-OPTIMIZERS = ("AdamW", "EmaAdamW", "AdamP clipped", "BertAdam parameter", "BertAdam all")
+OPTIMIZERS = ("AdamW", "EmaAdamW", "AdamP clipped", "BertAdam parameter", "BertAdam all", "Adan", "Lion clipped")
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 SHAPES = [(5, 6), (4,), (7, 3), (3, 4)]
 LAYOUTS = {
@@ -71,7 +71,7 @@ def skip_and_step(optimizer: str, layout: str, unscale: bool) -> list[float]:
             single.step()
     for k, (p, q) in enumerate(zip(mine, alone, strict=True)):
         assert opt.state[p]["step"] == 3
-        for name in ("param", "exp_avg", "exp_avg_sq"):
+        for name in ("param", *(state for state in single.state[q] if state != "step")):
             result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
             expected = expected_here(whole, p)
             size = size_of(name, expected, expected_here(largest[k], p))

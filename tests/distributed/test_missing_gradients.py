@@ -20,7 +20,15 @@ from tests.distributed.reference import STEPS, after, make
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
 
-OPTIMIZERS = ("AdamW", "AdamP nesterov", "AdamP clipped", "BertAdam parameter", "BertAdam group")
+OPTIMIZERS = (
+    "AdamW",
+    "AdamP nesterov",
+    "AdamP clipped",
+    "BertAdam parameter",
+    "BertAdam group",
+    "Adan",
+    "Lion clipped",
+)
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 SHAPES = [(5, 6), (7,), (6, 4), (3, 8)]
 MISSING = {  # which parameters have no gradient, by rank
@@ -78,7 +86,7 @@ def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list
             assert not opt.state.get(p), k
             continue
         assert opt.state[p]["step"] == STEPS
-        for name in ("param", "exp_avg", "exp_avg_sq"):
+        for name in ("param", *(state for state in single.state[q] if state != "step")):
             result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
             expected_part = expected_here(whole, p)
             largest = torch.stack([expected_here(g.double().abs(), p) for g in seen[k :: len(params)]]).amax(0)

@@ -35,6 +35,13 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "EmaAdamW": functools.partial(fusedadam.EmaAdamW, lr=1e-2, ema_decay=0.9, max_grad_norm=1.0),
     "BertAdam": functools.partial(fusedadam.BertAdam, lr=1e-2, warmup=0.3, t_total=20, max_grad_norm=0.5, clip="all"),
 }
+# Each with every format, in one layout or another
+BEYOND_ADAM: dict[str, Callable[..., Any]] = {
+    "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, weight_decay=0.1),
+    "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
+    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1),
+    "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
+}
 STORAGES = ("exact", "16bit", "8bit")
 SHAPES = {
     "matrix": (64, 128),
@@ -78,7 +85,7 @@ def kept(opt: Any, param: Any) -> dict[str, Tensor]:
 @functools.cache
 def alone(optimizer: str, dtype: torch.dtype = BF16, **options: Any) -> list[dict[str, Tensor]]:
     params = [torch.nn.Parameter(value) for value in start(dtype)]
-    opt = OPTIMIZERS[optimizer](params, **options)
+    opt = (OPTIMIZERS | BEYOND_ADAM)[optimizer](params, **options)
     go(opt, params, range(STEPS))
     return [kept(opt, p) for p in params]
 
@@ -157,11 +164,12 @@ LAYOUTS: dict[str, tuple[int, Callable[[list[Tensor]], list[Any]]]] = {
 
 def follow(layout: str, optimizer: str, storage: str, backend: str | None, dtype: torch.dtype = BF16) -> None:
     params = LAYOUTS[layout][1](start(dtype))
-    opt = OPTIMIZERS[optimizer](params, storage=storage, backend=backend)
+    opt = (OPTIMIZERS | BEYOND_ADAM)[optimizer](params, storage=storage, backend=backend)
     go(opt, params, range(STEPS))
     for name, p in zip(SHAPES, params, strict=True):
         assert_lies_like(p, opt.state[p])
-        assert ("exp_avg_codes" in opt.state[p]) == (storage == "8bit" and name in EIGHT_BITS), name
+        has_codes = any(array.endswith("_codes") for array in opt.state[p])
+        assert has_codes == (storage == "8bit" and name in EIGHT_BITS), name
     assert_same([kept(opt, p) for p in params], alone(optimizer, dtype, storage=storage, backend=backend))
 
 
@@ -189,6 +197,17 @@ def test_same_bits(layout, optimizer, storage, request):
 
 @marked(QUICK_EAGER)
 def test_same_bits_on_the_eager_backend(layout, optimizer, storage, request):
+    world_of(layout, request).run(follow, layout, optimizer, storage, "eager")
+
+
+@pytest.mark.parametrize(
+    ("layout", "optimizer", "storage"),
+    [
+        (layout, *case)
+        for layout, case in zip(itertools.cycle(LAYOUTS), itertools.product(BEYOND_ADAM, STORAGES), strict=False)
+    ],
+)
+def test_same_bits_beyond_adam(layout, optimizer, storage, request):
     world_of(layout, request).run(follow, layout, optimizer, storage, "eager")
 
 

@@ -24,6 +24,7 @@ OTHERS: dict[str, Any] = {
     "SGD": torch.optim.SGD,
     "RMSprop": torch.optim.RMSprop,
     "Adadelta": torch.optim.Adadelta,
+    "RAdam": torch.optim.RAdam,
 }
 
 

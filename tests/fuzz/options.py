@@ -51,6 +51,8 @@ ADAM_CHANGES = [*CHANGES, ("betas", (0.8, 0.95)), ("betas", [0.0, 0.5]), ("betas
 REFUSED = [("lr", "0.1"), ("lr", -1.0), ("lr", NAN), ("lr", None), ("weight_decay", -0.1)]
 ADAM_REFUSED = [*REFUSED, ("max_grad_norm", -1), ("eps", -1e-8), ("betas", (0.9, 1.0)), ("betas", (-0.1, 0.9))]
 ADAM_REFUSED += [("betas", (0.9, NAN))]
+THREE_BETAS = [("betas", (0.8, 0.7, 0.95)), ("betas", [0.0, 0.5, 0.9]), ("betas", (0.9, 0.0, 0.0))]
+THREE_REFUSED = [("betas", (0.9, 0.9)), ("betas", (0.9, 0.9, 1.0)), ("betas", (0.9, NAN, 0.9))]
 ADAM_FLAGS = {"amsgrad": (False, True), "maximize": (False, True), "max_grad_norm": CLIP}
 
 FAMILIES = [
@@ -142,6 +144,34 @@ FAMILIES = [
         flags={"maximize": (False, True), "max_grad_norm": CLIP},
         changes=[*CHANGES, ("rho", 0.5), ("rho", 0.0), ("rho", 1.0), ("eps", 1e-3)],
         refused=[*REFUSED, ("rho", 1.5), ("rho", NAN), ("eps", -1e-8)],
+    ),
+    Family(
+        "Lion",
+        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
+        flags={"maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, ("betas", (0.8, 0.95)), ("betas", [0.0, 0.5]), ("betas", (0.9, 0.0))],
+        refused=[*REFUSED, ("max_grad_norm", -1), ("betas", (0.9, 1.0)), ("betas", (0.9,))],
+    ),
+    Family(
+        "RAdam",
+        compiled=[{}, {"decoupled_weight_decay": True, "maximize": True, "max_grad_norm": 0.5}],
+        flags={"decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*ADAM_CHANGES, ("betas", (0.9, 0.7))],  # rectified from the seventh step on
+        refused=ADAM_REFUSED,
+    ),
+    Family(
+        "Adan",
+        compiled=[{}, {"no_prox": True, "maximize": True, "max_grad_norm": 0.5}],
+        flags={"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, *THREE_BETAS, ("eps", 1e-3)],
+        refused=[*REFUSED, *THREE_REFUSED, ("max_grad_norm", -1), ("eps", -1e-8)],
+    ),
+    Family(
+        "AdEMAMix",
+        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
+        flags={"maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, *THREE_BETAS, ("eps", 1e-3), ("alpha", 0.0), ("alpha", 8.0), ("alpha_warmup", 5)],
+        refused=[*REFUSED, *THREE_REFUSED, ("eps", -1e-8), ("alpha", -1.0), ("alpha_warmup", 0)],
     ),
 ]
 

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from fusedadam.tensors.formats import compute_dtype
 from tests.fuzz.judge import Expected, coarsest
-from tests.meaning.by_hand import AdamPByHand, BertAdamByHand, EmaAdamByHand, norm_by_hand
+from tests.meaning.by_hand import (
+    AdamPByHand,
+    AdanByHand,
+    AdEMAMixByHand,
+    BertAdamByHand,
+    EmaAdamByHand,
+    LionByHand,
+    norm_by_hand,
+)
 
 States = Mapping[str, Tensor]
 STATES = {
@@ -29,12 +37,18 @@ STATES = {
     "SGD": (),
     "RMSprop": ("square_avg",),
     "Adadelta": ("square_avg", "acc_delta"),
+    "Lion": ("exp_avg",),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "Adan": ("exp_avg", "exp_avg_sq", "exp_avg_diff", "neg_pre_grad"),
+    "AdEMAMix": ("exp_avg_fast", "exp_avg_slow", "exp_avg_sq"),
 }
 TORCHS = {  # the options of torch's own
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
     "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum"),
     "Adadelta": ("lr", "rho", "eps", "weight_decay"),
+    "RAdam": ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
 }
+AVERAGES = ("exp_avg", "exp_avg_fast", "exp_avg_slow", "neg_pre_grad")  # as large as gradients
 
 
 def states_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -88,12 +102,15 @@ def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
     if not value.numel():
         return value
     param, decay = member.param.abs(), member.options["weight_decay"]
-    penalty = name == "Adam" or name in TORCHS or not member.options.get("decoupled", True)
+    is_decoupled = member.options.get("decoupled", member.options.get("decoupled_weight_decay", name not in TORCHS))
+    penalty = name == "Adam" or not is_decoupled
     grad = member.grad.abs() + (decay * param if penalty else 0.0)
     size = torch.maximum(_roles(member)[role].abs(), value.abs())
+    if name == "Adan" and role in ("param", "exp_avg_sq", "exp_avg_diff"):
+        return torch.maximum(size, _adan_sizes(member)[role])
     if role in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
         return torch.maximum(size, grad * grad)
-    if role == "exp_avg":
+    if role in AVERAGES:
         return torch.maximum(size, grad)
     # how large the update would be if first moment and gradient did not cancel
     states = {name: value.abs() if name != "ema_params" else value for name, value in member.states.items()}
@@ -109,10 +126,40 @@ def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
         size = 2 * cancelled * (_roles(member)[role].abs() + value.abs() + results[role].abs())
         return torch.maximum(size, grad) if name == "SGD" else size
     update = 2 * results["param"].abs() * cancelled  # it is divided by what is left
+    if name == "Lion":
+        update = torch.where(_may_turn_around(member), 1e9, update)
     if name == "AdamP" and param.dim() > 1:  # a projection mixes the elements of a row
         rows = tuple(range(param.dim()))
         update, param = (t.amax(rows, keepdim=True).expand_as(param) for t in (update, param))
     return torch.maximum(torch.maximum(size, param), update)
+
+
+def _may_turn_around(member: Member) -> Tensor:
+    """Where the terms of Lion's update cancel so far that rounding decides about its sign."""
+    beta1 = member.options["betas"][0]
+    terms = beta1 * member.states["exp_avg"], (1 - beta1) * member.grad
+    left, sizes = (terms[0] + terms[1]).abs(), terms[0].abs() + terms[1].abs()
+    return (left <= 8 * torch.finfo(compute_dtype(member.dtype)).eps * sizes) & (sizes > 0)
+
+
+def _adan_sizes(member: Member) -> dict[str, Tensor]:
+    """The terms of Adan's differences, which may cancel, and of an update that is divided by what is left."""
+    lr, (beta1, beta2, beta3), eps = (member.options[name] for name in ("lr", "betas", "eps"))
+    grad, states, step = member.grad, member.states, member.done + 1
+    change = grad + states["neg_pre_grad"] if member.done else torch.zeros_like(grad)
+    changes = grad.abs() + states["neg_pre_grad"].abs() if member.done else torch.zeros_like(grad)
+    ahead, aheads = grad + beta2 * change, grad.abs() + beta2 * changes
+    mean = (beta1 * states["exp_avg"].abs() + (1 - beta1) * grad.abs()) / (1 - beta1**step)
+    diff = (beta2 * states["exp_avg_diff"].abs() + (1 - beta2) * changes) / (1 - beta2**step)
+    squares = beta3 * states["exp_avg_sq"] + (1 - beta3) * ahead * ahead
+    tiny = torch.finfo(squares.dtype).tiny
+    cancelled = 1 + (1 - beta3) * ahead.abs() * aheads / squares.clamp_min(tiny)
+    update = lr * (mean + beta2 * diff) / ((squares / (1 - beta3**step)).sqrt() + eps)
+    return {
+        "param": torch.maximum(member.param.abs(), 2 * cancelled * update),
+        "exp_avg_sq": aheads * aheads,
+        "exp_avg_diff": changes,
+    }
 
 
 def _torch_step(make: Callable[..., torch.optim.Optimizer], member: Member, _: States) -> dict[str, Tensor]:
@@ -190,6 +237,33 @@ def _bert_step(member: Member, _: States) -> dict[str, Tensor]:
     return _by_hand(BertAdamByHand(member.param, **options, max_grad_norm=None), member)
 
 
+def _lion_step(member: Member, _: States) -> dict[str, Tensor]:
+    rule = LionByHand(member.param, **{name: member.options[name] for name in ("lr", "betas", "weight_decay")})
+    rule.m = member.states["exp_avg"]
+    rule.step(member.grad)
+    return {"param": rule.p, "exp_avg": rule.m}
+
+
+def _adan_step(member: Member, _: States) -> dict[str, Tensor]:
+    names = ("lr", "betas", "eps", "weight_decay", "no_prox")
+    rule = AdanByHand(member.param, **{name: member.options[name] for name in names})
+    rule.m, rule.n, rule.d = (member.states[name] for name in ("exp_avg", "exp_avg_sq", "exp_avg_diff"))
+    rule.previous, rule.t = -member.states["neg_pre_grad"] if member.done else None, member.done
+    rule.step(member.grad)
+    return {
+        "param": rule.p, "exp_avg": rule.m, "exp_avg_sq": rule.n, "exp_avg_diff": rule.d, "neg_pre_grad": -member.grad
+    }  # fmt: skip
+
+
+def _ademamix_step(member: Member, _: States) -> dict[str, Tensor]:
+    names = ("lr", "betas", "eps", "weight_decay", "alpha", "alpha_warmup")
+    rule = AdEMAMixByHand(member.param, **{name: member.options[name] for name in names})
+    rule.m, rule.s, rule.v = (member.states[name] for name in STATES["AdEMAMix"])
+    rule.t = member.done
+    rule.step(member.grad)
+    return {"param": rule.p, "exp_avg_fast": rule.m, "exp_avg_slow": rule.s, "exp_avg_sq": rule.v}
+
+
 def _by_hand(rule: Any, member: Member) -> dict[str, Tensor]:
     rule.m, rule.v, rule.t = member.states["exp_avg"], member.states["exp_avg_sq"], member.done
     rule.step(member.grad)
@@ -202,5 +276,8 @@ STEPS: dict[str, Callable[[Member, States], dict[str, Tensor]]] = {
     "EmaAdamW": _ema_step,
     "AdamP": _adamp_step,
     "BertAdam": _bert_step,
+    "Lion": _lion_step,
+    "Adan": _adan_step,
+    "AdEMAMix": _ademamix_step,
     **{name: functools.partial(_torch_step_of, name) for name in TORCHS},
 }

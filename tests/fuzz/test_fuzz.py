@@ -1,6 +1,6 @@
 """Random programs against the references, the same programs in every run.
 
-They take about a minute; two minutes if the kernels are not in the cache yet.
+They take about a minute; two minutes or more if the kernels are not in the cache yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.fuzz.options import FAMILIES
 EXAMPLES = 30
 
 
-LONG = ("RMSprop", "Adadelta")  # their kernels are compiled for these programs alone
+LONG = ("RMSprop", "Adadelta", "RAdam", "AdEMAMix")  # their kernels are compiled for these programs alone
 NAMES = [pytest.param(f.name, marks=[pytest.mark.exhaustive] * (f.name in LONG)) for f in FAMILIES]
 
 

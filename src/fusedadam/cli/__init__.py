@@ -9,6 +9,7 @@ children.py      Ctrl-C while a command has started other processes
 display.py       tables and progress
 charts.py        what matplotlib charts have in common
 harness/         times optimizers against their peers
+optimizer_names.py   what --optimizers takes: our names, and package.module:Class
 contestants.py   which optimizers are measured, with which options
 peers.py         peers for optimizers that torch does not have
 """

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-import fusedadam
-from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma
+from fusedadam.cli.optimizer_names import optimizer_class, optimizers
+from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma, Yardstick
 from fusedadam.optimizers import storage
-from fusedadam.optimizers.base import FusedOptimizer
 
 OURS = "fusedadam"
 # Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.
@@ -151,14 +150,13 @@ PEERS: dict[str, list[Peer]] = {
     ],
     "ScheduleFreeAdamW": [Peer("schedulefree", _schedule_free, "schedulefree")],
 }
-PEER_NAMES = list(dict.fromkeys(peer.name for peers in PEERS.values() for peer in peers))
+# Nobody else has an optimizer of the user's own: a known one beside it shows how fast this machine is.
+YARDSTICK = Peer("torch-adamw", Yardstick)
+PEER_NAMES = list(dict.fromkeys(peer.name for peers in (*PEERS.values(), [YARDSTICK]) for peer in peers))
 
 
-def optimizers() -> dict[str, type[FusedOptimizer]]:
-    """All of ours by name; those with peers come first."""
-    public = {name: getattr(fusedadam, name) for name in dict.fromkeys((*PEERS, *fusedadam.__all__))}
-    classes = {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, FusedOptimizer)}
-    return {n: c for n, c in classes.items() if c is not FusedOptimizer}
+def peers_of(optimizer: str) -> list[Peer]:
+    return PEERS.get(optimizer, []) if optimizer in optimizers() else [YARDSTICK]
 
 
 def first_peer(optimizer: str) -> str | None:
@@ -168,11 +166,12 @@ def first_peer(optimizer: str) -> str | None:
 def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | None = None) -> Any:
     """An optimizer of that kind: ours, with a preset of ``storage=`` or without, a peer's, or ``module:name``."""
     options = OPTIONS.get(optimizer, {}) if options is None else options
-    if by == OURS or by in PRESETS:
-        return optimizers()[optimizer](params, **options, storage=PRESETS.get(by))
+    if by == OURS or by in PRESETS:  # in a group, since the arguments of another author's class may lack storage
+        group = {"params": params, "storage": PRESETS.get(by)}
+        return optimizer_class(optimizer)([group], **options)
     if ":" in by:
         return _from(*by.split(":", 1))(params, **options)
-    return next(peer for peer in PEERS[optimizer] if peer.name == by).make(params, **options)
+    return next(peer for peer in peers_of(optimizer) if peer.name == by).make(params, **options)
 
 
 def presets(optimizer: str, dtype: str, asked: bool) -> list[str]:
@@ -193,7 +192,7 @@ class Absent:
 def choose(optimizer: str, device: str, wanted: Sequence[str] | None) -> tuple[list[str], list[Absent]]:
     """The peers to measure, and those that are left out. ``wanted`` None: all that are quickly ready."""
     chosen, absent = [], []
-    for peer in PEERS.get(optimizer, ()):
+    for peer in peers_of(optimizer):
         asked = wanted is not None and (peer.name in wanted or "all" in wanted)
         if wanted is not None and not asked:
             continue

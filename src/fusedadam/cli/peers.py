@@ -14,6 +14,19 @@ from fusedadam.schedules import warmup_linear
 EMA_DECAY = 0.9999
 
 
+class Yardstick(torch.optim.AdamW):
+    """torch's fused AdamW with its defaults, for optimizers that compute something else. It knows what it moves."""
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, fused=True, **options)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Parameter and both moments are read and written, the gradient is read."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return sum(6 * p.nbytes + p.grad.nbytes for p in params)
+
+
 class TorchAdamWWithEma(torch.optim.AdamW):
     """EmaAdamW with torch's own means: the fused AdamW, then an average by foreach operations."""
 

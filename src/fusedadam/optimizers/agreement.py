@@ -76,15 +76,21 @@ def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
     given = [name for name in NEUTRAL if options.get(name, NEUTRAL[name]) not in (NEUTRAL[name], 0)]
     if not given:
         return
-    read = Recorded(options)
-    for name in _needed(cls):
-        cls.value(read, name)
+    read = options_read(cls, options)
     for name in given:
-        if name not in read.asked:
+        if name not in read:
             raise ValueError(
                 f"{name}={options[name]!r} has no effect in {cls.__name__}: its rule does not use it; leave it out, or "
                 "add it to the rule"
             )
+
+
+def options_read(cls: type[FusedOptimizer], options: Group) -> frozenset[str]:
+    """The options that the rule's flags and hyper-parameters follow from."""
+    read = Recorded(options)
+    for name in _needed(cls):
+        cls.value(read, name)
+    return frozenset(read.asked)
 
 
 def _check_states(cls: type[FusedOptimizer]) -> None:

@@ -243,7 +243,7 @@ def read_until(terminal: int, text: str | None, seconds: float) -> str:
     ("options", "said"),
     [
         (["--peers", "tourch-fused"], "--peers: invalid choice: 'tourch-fused' (choose from"),
-        (["--optimizers", "Shampoo"], "invalid choice: 'Shampoo'"),
+        (["--optimizers", "Shampoo"], "--optimizers: 'Shampoo' is not an optimizer of this package (AdamW, "),
         (["--shapes", "bert"], "invalid choice: 'bert'"),
         (["--dtypes", "int8"], "invalid choice: 'int8'"),
         (["--scale", "0"], "'0' must be a whole number from 1 on"),

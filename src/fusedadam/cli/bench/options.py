@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusedadam.cli import contestants, frame
+from fusedadam.cli import contestants, frame, optimizer_names
 from fusedadam.cli.bench.shapes_from import Unreadable, shapes_from
 from fusedadam.cli.harness import shapes
 from fusedadam.cli.harness.shapes import Shape
@@ -27,17 +27,18 @@ EXAMPLES = {
     "--optimizers AdamW AdamP --dtypes bfloat16": "with storage=: bytes against time",
     "--from model.safetensors --optimizers AdamW AdamP": "the shapes of your model",
     "--from config.json --scale 1": "a Hugging Face config, in its real size",
+    "--optimizers mypackage.optim:MyAdam AdamW": "your own FusedOptimizer, and one of ours",
     "--add-peer AdamW=mypackage.optim:MyAdamW": "beside an optimizer of your own",
 }
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser("bench", DESCRIPTION, EXAMPLES)
-    known = list(contestants.optimizers())
+    known = list(optimizer_names.optimizers())
     add = parser.add_argument
-    add("--optimizers", nargs="+", choices=[*known, "all"], metavar="NAME",
+    add("--optimizers", nargs="+", action="extend", type=optimizer_names.parse, metavar="NAME",
         help=f"{', '.join(known)}, all (default: {', '.join(MEASURED_BY_DEFAULT)}; storage= with AdamW, and "
-        "with those named here)")  # fmt: skip
+        f"with those named here). {optimizer_names.HINT}")  # fmt: skip
     add("--peers", nargs="+", choices=[*contestants.PEER_NAMES, "all", "none"], metavar="NAME",
         help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
     add("--add-peer", action="append", default=[], type=_added, metavar="OPTIMIZER=MODULE:NAME",
@@ -61,7 +62,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     asked = options.optimizers or MEASURED_BY_DEFAULT
     options.asked = options.optimizers is not None and "all" not in asked
-    options.optimizers = known if "all" in asked else asked
+    options.optimizers = optimizer_names.chosen(asked)
     options.device = str(options.device or frame.default_device())
     pace = QUICK if options.quick else FULL
     options.pace = Pace(options.turns or pace.turns, pace.seconds)
@@ -78,10 +79,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _added(text: str) -> tuple[str, str]:
     optimizer, _, where = text.partition("=")
     module, _, name = where.partition(":")
-    if optimizer not in contestants.optimizers() or not module or not name:
+    if (optimizer not in optimizer_names.optimizers() and ":" not in optimizer) or not module or not name:
         must = "must be OPTIMIZER=MODULE:NAME, as AdamW=mypackage.optim:MyAdamW"
         raise argparse.ArgumentTypeError(f"{text!r} {must}")
-    return optimizer, where
+    return optimizer_names.parse(optimizer), where
 
 
 def _file(text: str) -> tuple[Path, Sequence[Shape]]:

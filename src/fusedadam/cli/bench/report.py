@@ -154,7 +154,8 @@ def line(found: Sequence[Result]) -> str:
 
 def show(report: Report) -> None:
     for title, rows in report.panels().items():
-        names = (f"{r.optimizer if r.is_reference else '':9} {r.by}" for r in rows)
+        width = max(9, *(len(r.optimizer) for r in rows))
+        names = (f"{r.optimizer if r.is_reference else '':{width}} {r.by}" for r in rows)
         cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
         print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
     for result in report.results:

@@ -26,13 +26,14 @@ class Contestant:
         self.make, self.shapes, self.dtype, self.device, self.seconds = make, shapes, dtype, device, seconds
 
     def prepare(self) -> tuple[int | None, int]:
-        """Takes the first steps; returns the bytes that a step must move, if the optimizer is ours, and its states'."""
+        """Takes the first steps; returns the bytes that a step must move, if they are known, and its states'."""
         params = parameters_with_gradients(self.shapes, self.device, getattr(torch, self.dtype))
         self.optimizer = self.make(params)
         self.step = Timer(self.optimizer.step, self.device, self.seconds)
         copy, self.copied = large_copy(self.device)
         self.copy = Timer(copy, self.device, self.seconds / 4)
-        moved = bytes_moved(self.optimizer) if isinstance(self.optimizer, FusedOptimizer) else None
+        ours = isinstance(self.optimizer, FusedOptimizer)
+        moved = bytes_moved(self.optimizer) if ours else getattr(self.optimizer, "bytes_moved", None)
         return moved, state_bytes(self.optimizer, params)
 
     def turn(self) -> tuple[float, float]:

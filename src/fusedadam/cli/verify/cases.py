@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam.cli.contestants import optimizers
+from fusedadam.cli.optimizer_names import optimizers
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
 from fusedadam.optimizers.storage import PRESETS
@@ -156,6 +156,16 @@ class Case:
     state: torch.dtype
     scaled: bool = False  # gradients are scaled, as by torch.amp.GradScaler
     storage: str | None = None  # a preset, with parameters in bfloat16
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether errors have the limits that this package promises for its own optimizers."""
+        return self.optimizer in OPTIMIZERS
+
+    @property
+    def has_same_bits(self) -> bool:
+        """Whether all backends must give the same bits."""
+        return True
 
     @property
     def is_judged(self) -> bool:

@@ -163,10 +163,12 @@ def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: fl
     limit = allowed * ulp(size, compute)
     if torch.finfo(got.dtype).eps > torch.finfo(compute).eps:
         limit += 0.5 * ulp(expected, got.dtype)
-    ratio = error / limit
-    at = tuple(int(k) for k in np.unravel_index(int(ratio.argmax()), tuple(got.shape)))
-    ulps = (error / ulp(size, got.dtype)).max()
-    return Verdict(role, float(ulps), float(ratio[at]), at, float(expected[at]), float(got[at]))
+    return largest_error(role, got, expected, error / limit, error / ulp(size, got.dtype))
+
+
+def largest_error(role: str, got: Tensor, expected: Tensor, of_allowed: Tensor, ulps: Tensor) -> Verdict:
+    at = tuple(int(k) for k in np.unravel_index(int(of_allowed.argmax()), tuple(got.shape)))
+    return Verdict(role, float(ulps.max()), float(of_allowed[at]), at, float(expected[at]), float(got[at]))
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -82,7 +82,8 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
     before = [_start(optimizer, groups[id(p)], p) for p in params]
     for _ in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] *= 0.9  # as a scheduler does
+            if "lr" in group:
+                group["lr"] *= 0.9  # as a scheduler does
         flags, options, *_ = optimizer._options()
         members = []
         for k, param in enumerate(params):
@@ -145,7 +146,7 @@ def _with_other_strides(grad: Tensor, k: int) -> Tensor:
 
 def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
     options = optimizer.param_groups[group]
-    if options["storage"] is not None:
+    if options.get("storage") is not None:
         param, options = param.detach().float(), {}
     return dict(_stored(param, {name: state.new(param, options) for name, state in optimizer.states.items()}))
 

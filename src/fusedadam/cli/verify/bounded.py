@@ -1,0 +1,215 @@
+"""Numbers that know how far a computation in float32 may be from them (running error analysis).
+
+A rule is called as plain Python with these numbers in place of tensors. Each result carries its exact value, in
+float64, and a bound on the error of the same operations with every result rounded to the dtype that kernels compute in.
+So a step of any rule can be judged, without knowing the rule: where its terms cancel, the bound grows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusedadam.cli.verify.judge import F64, ulp
+from fusedadam.rules import ops
+from fusedadam.rules.sums import LANES, SEGMENT
+
+# Additions on the way of a term into its sum: along a lane, and in pairs of lanes. Everything above is in float64.
+ADDITIONS = SEGMENT["element"] // LANES + LANES.bit_length()
+Operand: TypeAlias = "Bounded | float"
+
+
+@dataclass
+class Run:
+    """One evaluation of a rule: the dtype that it rounds to, and its results in the order in which they are made.
+
+    ``replaced``: results by their place in this order that are replaced by an exact value, since kernels store and
+    reload them there. What they would have been is in ``computed``.
+    """
+
+    dtype: torch.dtype
+    replaced: Mapping[int, Tensor] = field(default_factory=dict)
+    computed: dict[int, Bounded] = field(default_factory=dict)
+    count: int = 0
+
+    def exact(self, value: Any) -> Bounded:
+        """A value that needs no rounding, or a number of the rule or its scalars, which is rounded once."""
+        tensor = torch.as_tensor(value, dtype=F64)
+        error = (tensor.to(self.dtype).double() - tensor).abs()
+        return Bounded(self, tensor, error.nan_to_num(nan=0.0))  # an infinite limit is exact
+
+    def rounded(self, value: Tensor, error: Tensor, roundings: float = 1.0) -> Bounded:
+        error = error.nan_to_num(nan=torch.inf)
+        is_zero = (value == 0) & (error == 0)
+        half = 0.5 * roundings * ulp((value.abs() + error).nan_to_num(nan=0.0, posinf=0.0), self.dtype)
+        return self._made(value, torch.where(is_zero, error, error + half))
+
+    def unrounded(self, value: Tensor, error: Tensor) -> Bounded:
+        return self._made(value, error.nan_to_num(nan=torch.inf))
+
+    def _made(self, value: Tensor, error: Tensor) -> Bounded:
+        made, place = Bounded(self, value, error, self.count), self.count
+        self.count += 1
+        if place not in self.replaced:
+            return made
+        self.computed[place] = made
+        return Bounded(self, self.replaced[place].to(F64), torch.zeros_like(value), place)
+
+
+class Bounded:
+    """``value``, and a bound on the ``error`` of what a kernel has for it; ``place``: that of a result in its run."""
+
+    def __init__(self, run: Run, value: Tensor, error: Tensor, place: int | None = None) -> None:
+        self.run, self.value, self.error, self.place = run, value, error, place
+
+    def __add__(self, other: Operand) -> Bounded:
+        a, b = self._both(other)
+        return self.run.rounded(a.value + b.value, a.error + b.error)
+
+    def __sub__(self, other: Operand) -> Bounded:
+        a, b = self._both(other)
+        return self.run.rounded(a.value - b.value, a.error + b.error)
+
+    def __rsub__(self, other: Operand) -> Bounded:
+        return self._both(other)[1] - self
+
+    def __mul__(self, other: Operand) -> Bounded:
+        a, b = self._both(other)
+        error = a.value.abs() * b.error + b.value.abs() * a.error + a.error * b.error
+        return self.run.rounded(a.value * b.value, error)
+
+    def __truediv__(self, other: Operand) -> Bounded:
+        a, b = self._both(other)
+        value, least = a.value / b.value, (b.value.abs() - b.error).clamp_min(0.0)
+        error = (a.error + value.abs() * b.error) / least
+        return self.run.rounded(value, torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(error), error))
+
+    def __rtruediv__(self, other: Operand) -> Bounded:
+        return self._both(other)[1] / self
+
+    def __neg__(self) -> Bounded:
+        return self.run.unrounded(-self.value, self.error)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _both(self, other: Operand) -> tuple[Bounded, Bounded]:
+        return self, other if isinstance(other, Bounded) else self.run.exact(other)
+
+    def _compared(self, other: Operand, how: Callable[[Tensor, Tensor], Tensor]) -> Condition:
+        a, b = self._both(other)
+        error = a.error + b.error
+        uncertain = (error > 0) & ((a.value - b.value).abs() <= error)
+        return Condition(self.run, how(a.value, b.value), uncertain)
+
+    def __lt__(self, other: Operand) -> Condition:
+        return self._compared(other, operator.lt)
+
+    def __le__(self, other: Operand) -> Condition:
+        return self._compared(other, operator.le)
+
+    def __gt__(self, other: Operand) -> Condition:
+        return self._compared(other, operator.gt)
+
+    def __ge__(self, other: Operand) -> Condition:
+        return self._compared(other, operator.ge)
+
+    def __eq__(self, other: Any) -> Condition:  # type: ignore[override]
+        return self._compared(other, operator.eq)
+
+    def __ne__(self, other: Any) -> Condition:  # type: ignore[override]
+        return self._compared(other, operator.ne)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison, and whether rounding may turn it around."""
+
+    run: Run
+    value: Tensor
+    uncertain: Tensor
+
+    def __and__(self, other: Condition) -> Condition:
+        decided = (~self.value & ~self.uncertain) | (~other.value & ~other.uncertain)
+        return Condition(self.run, self.value & other.value, (self.uncertain | other.uncertain) & ~decided)
+
+    def __or__(self, other: Condition) -> Condition:
+        decided = (self.value & ~self.uncertain) | (other.value & ~other.uncertain)
+        return Condition(self.run, self.value | other.value, (self.uncertain | other.uncertain) & ~decided)
+
+
+def sqrt(x: Bounded) -> Bounded:
+    value, least = x.value.sqrt(), x.error.sqrt()
+    error = torch.where(x.value > 0, torch.minimum(x.error / value, least), least)
+    return x.run.rounded(value, error)
+
+
+def absolute(x: Bounded) -> Bounded:
+    return x.run.unrounded(x.value.abs(), x.error)
+
+
+def _selected(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Operand, Operand], Bounded]:
+    def select(a: Operand, b: Operand) -> Bounded:
+        x, y = _pair(a, b)
+        return x.run.unrounded(choose(x.value, y.value), torch.maximum(x.error, y.error))
+
+    return select
+
+
+def where(condition: Condition, a: Operand, b: Operand) -> Bounded:
+    x, y = (side if isinstance(side, Bounded) else condition.run.exact(side) for side in (a, b))
+    error = torch.where(condition.value, x.error, y.error)
+    either = (x.value - y.value).abs() + torch.maximum(x.error, y.error)
+    value = torch.where(condition.value, x.value, y.value)
+    return condition.run.unrounded(value, torch.where(condition.uncertain, either, error))
+
+
+def power(x: Operand, y: Operand) -> Bounded:
+    """In float64, then rounded, which may be the wrong way between two neighbours. Monotonic in both arguments."""
+    a, b = _pair(x, y)
+    value = a.value.pow(b.value)
+    corners = [
+        (a.value + s * a.error).clamp_min(0.0).pow(b.value + t * b.error) - value for s in (-1, 1) for t in (-1, 1)
+    ]
+    error = torch.stack(torch.broadcast_tensors(*corners)).abs().amax(0)
+    return a.run.rounded(value, error, roundings=2.0)
+
+
+def row_sum(x: Bounded) -> Bounded:
+    return _added(x, ops.row_sum)
+
+
+def tensor_sum(x: Bounded) -> Bounded:
+    return _added(x, ops.tensor_sum)
+
+
+def largest(x: Bounded) -> Bounded:
+    return x.run.unrounded(ops.largest(x.value), ops.largest(x.error))
+
+
+def _added(x: Bounded, add: Callable[[Tensor], Tensor]) -> Bounded:
+    # each addition rounds a sum of some of the terms, which is at most that of their sizes
+    each = ADDITIONS * torch.finfo(x.run.dtype).eps * add(x.value.abs() + x.error)
+    return x.run.unrounded(add(x.value), add(x.error) + each)
+
+
+def _pair(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
+    run = a.run if isinstance(a, Bounded) else b.run  # type: ignore[union-attr]
+    return (
+        a if isinstance(a, Bounded) else run.exact(a),
+        b if isinstance(b, Bounded) else run.exact(b),
+    )
+
+
+# what a rule calls -> what is called with bounded numbers; judge_any.py adds sums over several parameters
+MEANING: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.sqrt: sqrt, ops.abs: absolute, ops.where: where, ops.power: power,
+    ops.maximum: _selected(torch.maximum), ops.minimum: _selected(torch.minimum),
+    ops.row_sum: row_sum, ops.tensor_sum: tensor_sum,
+}  # fmt: skip
