@@ -32,8 +32,10 @@ def parameters_after(optimizer: str, by: str) -> list[list[torch.Tensor]]:
     results = []
     for name in (contestants.OURS, by):
         params = parameters_with_gradients([(6, 20), (40,), (8, 4, 3, 3)], "cpu", torch.float64)
-        made = contestants.make(optimizer, name, params)
+        made, grads = contestants.make(optimizer, name, params), [param.grad for param in params]
         for _ in range(4):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad.clone()  # some peers write there
             made.step()
         results.append([param.detach() for param in params])
     return results

@@ -46,6 +46,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_package(tmp_path)
     (tmp_path / "theirs/odd.py").write_text(CLASSES)
     (tmp_path / "theirs/broken.py").write_text("import no_such_dependency\n")
+    (tmp_path / "theirs/script.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "theirs/syntax.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
@@ -74,6 +75,7 @@ def test_a_class_in_the_current_folder_is_found() -> None:
             "theirs.broken:Mine",
             "importing theirs.broken raises ModuleNotFoundError: .*'no_such_dependency'; correct",
         ),
+        ("theirs.script:Mine", "importing theirs.script raises SystemExit: 3; correct it there"),
         ("theirs.syntax:Mine", "importing theirs.syntax raises SyntaxError: .*; correct it there"),
         ("theirs:Mine", "theirs has no Mine; its optimizers are AdaBelief, Lars"),
         ("theirs:sqrt", "not a class derived from fusedadam.FusedOptimizer; name one that is"),

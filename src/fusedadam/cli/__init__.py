@@ -3,13 +3,13 @@
 They use the package as a user would, and nothing in the package uses them. A new command goes here, and into the list
 in ``__main__.py``. What commands share:
 
-frame.py         exit codes, parsers, JSON output
-streams.py       standard streams that are closed, full or no longer read
-children.py      Ctrl-C while a command has started other processes
-display.py       tables and progress
-charts.py        what matplotlib charts have in common
-harness/         times optimizers against their peers
-optimizer_names.py   what --optimizers takes: our names, and package.module:Class
-contestants.py   which optimizers are measured, with which options
-peers.py         peers for optimizers that torch does not have
+frame.py            exit codes, parsers, JSON output
+streams.py          standard streams that are closed, full or no longer read
+children.py         Ctrl-C while a command has started other processes
+display.py          tables and progress
+charts.py           what matplotlib charts have in common
+harness/            times optimizers against their peers
+optimizer_names.py  what --optimizers takes: our names, and package.module:Class
+contestants.py      which optimizers are measured, with which options
+peers.py            peers for optimizers that torch does not have
 """

@@ -71,7 +71,7 @@ def _imported(text: str) -> type[FusedOptimizer]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # with --json, standard output has nothing else
             found = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the process when it is imported
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module}.".startswith(f"{missing}."):
             raise Refused(
@@ -103,5 +103,5 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, FusedOptimizer) and value is not FusedOptimizer
 
 
-def _in_one_line(error: Exception) -> str:
+def _in_one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".;")
