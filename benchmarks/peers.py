@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import fusedadam
+from fusedadam.cli.contestants import PEERS
 from fusedadam.cli.harness.processes import Failed
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import State
@@ -69,6 +70,21 @@ def scaled(make: Make) -> Make:
 
     made.__name__ = f"{make.__name__}, scaled"
     return made
+
+
+def skipping(make: Make) -> Make:
+    """Ours, with a look at every gradient before the step."""
+
+    def made(params: Params, **options: Any) -> Any:
+        return make(params, skip_nonfinite=True, **options)
+
+    made.__name__ = f"{make.__name__}, skip_nonfinite"
+    return made
+
+
+def schedule_free(params: Params, **options: Any) -> Any:
+    """The authors', with foreach."""
+    return PEERS["ScheduleFreeAdamW"][0].make(params, **options)
 
 
 def with_tensor_lr(make: Make) -> Make:

@@ -17,6 +17,8 @@ from peers import (
     packaged,
     same_bytes_no_mathematics,
     scaled,
+    schedule_free,
+    skipping,
     torch_adadelta,
     torch_clip_grad_norm_,
     torch_fused,
@@ -26,7 +28,21 @@ from peers import (
 )
 from rows import Faster, OfCopy, OfTheTime, Row, main
 
-from fusedadam import SGD, Adadelta, AdamP, AdamW, Adan, AdEMAMix, BertAdam, EmaAdamW, Lamb, Lion, RAdam, RMSprop
+from fusedadam import (
+    SGD,
+    Adadelta,
+    AdamP,
+    AdamW,
+    Adan,
+    AdEMAMix,
+    BertAdam,
+    EmaAdamW,
+    Lamb,
+    Lion,
+    RAdam,
+    RMSprop,
+    ScheduleFreeAdamW,
+)
 from fusedadam.cli.harness import shapes as models
 from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma
 
@@ -82,6 +98,9 @@ ON_GPU = [
     Row("Adan fp32, llama", Adan, LOOPS["Adan"], models.llama(), FP32, [Faster(), OfCopy(95)], ADAN),
     Row("AdEMAMix fp32, gpt", AdEMAMix, LOOPS["AdEMAMix"], models.gpt(), FP32, [Faster(3)], MIX),
     Row("AdEMAMix fp32, llama", AdEMAMix, LOOPS["AdEMAMix"], models.llama(), FP32, [Faster(), OfCopy(95)], MIX),
+    Row("ScheduleFreeAdamW fp32, gpt", ScheduleFreeAdamW, schedule_free, models.gpt(), FP32, [Faster(1.1)]),
+    Row("ScheduleFreeAdamW fp32, llama", ScheduleFreeAdamW, schedule_free, models.llama(), FP32, [OfCopy(95)]),
+    Row("AdamW fp32 skip_nonfinite, llama", skipping(AdamW), AdamW, models.llama(), FP32, [OfTheTime()]),
     Row("AdamP fp32, resnet", AdamP, adamp, cases.resnet(), FP32, [Faster(40)]),
     Row("AdamP fp32, resnet, all projected", AdamP, adamp, cases.resnet(), FP32, [Faster()], ALL_PROJECTED),
     *(Row(f"AdamP fp32, {what}", AdamP, adamp, shapes, FP32, [Faster()])
@@ -111,6 +130,7 @@ ON_CPU = [
     Row("Lion fp32, 33.5M", Lion, LOOPS["Lion"], BIG, FP32, [Faster(1)], NO_DECAY),
     Row("RAdam fp32, 33.5M", RAdam, torch_radam, BIG, FP32, [Faster(1)]),
     Row("Adan fp32, 33.5M", Adan, LOOPS["Adan"], BIG, FP32, [Faster(1)], ADAN),
+    Row("ScheduleFreeAdamW fp32, 33.5M", ScheduleFreeAdamW, schedule_free, BIG, FP32, [Faster(1)]),
     Row("AdEMAMix fp32, 33.5M", AdEMAMix, LOOPS["AdEMAMix"], BIG, FP32, [Faster(1)], MIX),
 ]
 # fmt: on
