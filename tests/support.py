@@ -30,7 +30,7 @@ from fusedadam.optimizers.radam import radam
 from fusedadam.optimizers.rmsprop import rmsprop
 from fusedadam.optimizers.schedule_free import schedule_free
 from fusedadam.optimizers.sgd import sgd
-from fusedadam.rules.rule import PARAM_FLAGS, Rule
+from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -222,7 +222,9 @@ def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None)
     results = []
     for own in roles:
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}
-        new = case.rule(**values, **scalars, **case.flags)
+        of_param = {n: torch.tensor(float(ask(values["param"])), dtype=F64) for n, ask in PARAM_SCALARS.items()}
+        own = {n: value for n, value in of_param.items() if n in case.rule.scalar_names}
+        new = case.rule(**values, **scalars, **own, **case.flags)
         results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in specialized.outputs})
     return results
 

@@ -148,7 +148,7 @@ def test_a_hook_after_a_load_sees_what_was_loaded_in_its_own_dtype():
 
 OTHER_VALUES = {
     "lr": 0.3, "betas": (0.5, 0.7), "eps": 1e-2, "weight_decay": 0.7, "amsgrad": True, "maximize": True,
-    "cautious": True, "update_clipping": True,
+    "cautious": True, "update_clipping": True, "peak_lr": 0.1,
     "max_grad_norm": 0.2, "ema_decay": 0.3, "ema_warmup": False, "decoupled": False, "bias_correction": False,
     "delta": 3.0, "wd_ratio": 0.9, "nesterov": True, "warmup": 0.9, "t_total": 7, "schedule": "warmup_cosine",
     "b1": 0.5, "b2": 0.7, "e": 1e-2, "clip": "all", "storage": "16bit", "seed": 7,

@@ -76,7 +76,7 @@ class Plan:
         self.meshes = list(dict.fromkeys(sharding.mesh for sharding in shardings if sharding is not None))
 
         # prepare: this may fail, and changes nothing
-        known = {param: dict(state) for param, state in states.items()}  # copies: another thread may write there
+        known = {param: dict(state) for param, state in [*states.items()]}  # copies: another thread may write there
         prepare_states(participants, known)
         members = [p.as_member() for p in participants]
         for p, member in zip(participants, members, strict=True):

@@ -89,7 +89,7 @@ def _exact(rule: Rule, member: Member, scalars: Roles) -> dict[str, Tensor]:
     new = rule(
         **{name: member.before[name].double() if name in member.before else None for name in rule.roles},
         **{name: numbers[name] for name in rule.scalar_names},
-        **{name: flags[name] for name in rule.flags},
+        **{name: flags.get(name, False) for name in rule.flags},
     )
     return {role: value for role, value in zip(rule.returned, new, strict=True) if value is not None}
 

@@ -74,7 +74,7 @@ class _Call:
         new = _with_bounds(self.rule.update, self.member, shared)(
             **{name: before.get(name) for name in self.rule.roles},
             **{name: numbers[name] for name in self.rule.scalar_names},
-            **{name: flags[name] for name in self.rule.flags},
+            **{name: flags.get(name, False) for name in self.rule.flags},
         )
         new = new if isinstance(new, tuple) else (new,)
         self.results = {role: value for role, value in zip(self.rule.returned, new, strict=True) if value is not None}
