@@ -188,6 +188,24 @@ def test_another_beta1_in_eval_mode_leaves_the_averages():
         torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("storage", ["exact", "8bit"])
+def test_weights_that_become_wider_in_eval_mode(storage):
+    optimizer = train(made(BF16, storage), 4)
+    trained = bits(optimizer)
+    optimizer.eval()
+    wider = copy.deepcopy(optimizer)  # which does not have the bits from before
+    for p in params_of(wider):
+        p.data = p.data.float()
+    wider.train()
+    for p, expected in zip(bits(wider), trained, strict=True):
+        torch.testing.assert_close(p, expected.float(), rtol=2e-2, atol=2e-2)
+    before = bits(wider)
+    wider.eval()
+    wider.train()
+    assert all(map(torch.equal, bits(wider), before))
+    train(wider, 1, start=4)
+
+
 def test_weights_made_in_inference_mode():
     with torch.inference_mode():
         param = torch.ones(4)

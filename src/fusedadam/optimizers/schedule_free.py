@@ -157,8 +157,10 @@ class ScheduleFreeAdamW(FusedOptimizer):
         x, low = local(param.detach()), self.state[param].get(stored.LOW)
         z = self._z(param, x)
         value = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
-        if low is None:
+        if low is None or x.dtype != torch.bfloat16:
             local(param).copy_(value)
+            if low is not None:  # the weights have become wider: the low bits, of the old y, are in no part of this one
+                local(low).zero_()
         else:
             store(split_of(local(low)), [local(param.detach()), local(low)], value)
 
