@@ -206,6 +206,32 @@ def test_weights_that_become_wider_in_eval_mode(storage):
     train(wider, 1, start=4)
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_switch_that_fails_changes_nothing(is_trained):
+    optimizer = train(made(), 4)
+    if not is_trained:
+        optimizer.eval()
+        optimizer = copy.deepcopy(optimizer)  # which does not have the bits from before
+    before, last = bits(optimizer), params_of(optimizer)[-1]
+    z, optimizer.state[last]["z"] = optimizer.state[last]["z"], torch.zeros(17, 19)
+    with pytest.raises(RuntimeError):
+        (optimizer.eval if is_trained else optimizer.train)()
+    assert all(map(torch.equal, bits(optimizer), before))
+    assert all(group["train_mode"] == is_trained for group in optimizer.param_groups)
+    optimizer.state[last]["z"] = z
+    optimizer.eval()
+    optimizer.train()
+
+
+def test_a_closure_that_evaluates_and_does_not_go_back_is_refused():
+    optimizer = train(made(), 2)
+    steps = [float(optimizer.state[p]["step"]) for p in params_of(optimizer)]
+    with pytest.raises(RuntimeError, match="in eval mode"):
+        optimizer.step(lambda: optimizer.eval() or 0.0)
+    optimizer.train()
+    assert steps == [float(optimizer.state[p]["step"]) for p in params_of(optimizer)]
+
+
 def test_weights_made_in_inference_mode():
     with torch.inference_mode():
         param = torch.ones(4)

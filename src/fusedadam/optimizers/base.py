@@ -195,6 +195,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self._check_may_step()  # it may have put averages into the model
         if self._in_backward is not None:
             self._in_backward.end_iteration()
         # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time

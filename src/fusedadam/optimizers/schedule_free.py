@@ -129,18 +129,28 @@ class ScheduleFreeAdamW(FusedOptimizer):
         self._refresh_copies()
         groups = [group for group in self.param_groups if bool(group["train_mode"]) != to_train]
         moved = [(p, group) for group in groups for p in group["params"] if "z" in self.state.get(p, {})]
-        for param, group in moved:
-            (self._put_y if to_train else self._put_x)(param, group)
         if to_train:
+            # all of them before any is written: an error, as for want of memory, leaves the parameters as they are
+            for (param, _), y in zip(moved, [self._y(*each) for each in moved], strict=True):
+                self._put_y(param, y)
             self._trained = {}
+        else:
+            self._put_averages(moved)
         for group in groups:
             group["train_mode"] = to_train
         distributed.drop_gathered(distributed.fsdp_modules([param for param, _ in moved]))
 
-    def _put_x(self, param: Tensor, group: Group) -> None:
-        y = local(param.detach()).clone()
-        local(param).copy_(self._x(y, param, group))
-        self._trained = {**self._trained, param: y}
+    def _put_averages(self, moved: list[tuple[Tensor, Group]]) -> None:
+        trained: dict[Tensor, Tensor] = {}
+        try:
+            for param, group in moved:
+                trained[param] = local(param.detach()).clone()
+                local(param).copy_(self._x(trained[param], param, group))
+        except BaseException:  # half of the averages would be trained as if they were weights
+            for param, y in trained.items():
+                local(param).copy_(y)
+            raise
+        self._trained = {**self._trained, **trained}
 
     def _x(self, y: Tensor, param: Tensor, group: Group) -> Tensor:
         """The average that belongs to ``y``, in the dtype of ``y``."""
@@ -148,21 +158,25 @@ class ScheduleFreeAdamW(FusedOptimizer):
         z = self._z(param, whole)
         return (whole if beta1 == 0 else z + (whole - z) / beta1).to(y.dtype)
 
-    def _put_y(self, param: Tensor, group: Group) -> None:
-        y = self._trained.get(param)
+    def _y(self, param: Tensor, group: Group) -> Tensor:
+        """The very bits from before :meth:`eval`, or what belongs to the average, in float32 at least."""
+        y, x = self._trained.get(param), local(param.detach())
         # compared by value: a write through ``param.data`` leaves no trace, and beta1 may have changed since
-        if y is not None and torch.equal(self._x(y, param, group).to(param.device, param.dtype), local(param.detach())):
-            local(param).copy_(y)
-            return
-        x, low = local(param.detach()), self.state[param].get(stored.LOW)
+        if y is not None and torch.equal(self._x(y, param, group).to(x.device, x.dtype), x):
+            return y
         z = self._z(param, x)
-        value = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
-        if low is None or x.dtype != torch.bfloat16:
-            local(param).copy_(value)
-            if low is not None:  # the weights have become wider: the low bits, of the old y, are in no part of this one
-                local(low).zero_()
-        else:
-            store(split_of(local(low)), [local(param.detach()), local(low)], value)
+        value: Tensor = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
+        return value
+
+    def _put_y(self, param: Tensor, y: Tensor) -> None:
+        here, low = local(param.detach()), self.state[param].get(stored.LOW)
+        if low is None or y is self._trained.get(param):
+            here.copy_(y)
+        elif here.dtype == torch.bfloat16:
+            store(split_of(local(low)), [here, local(low)], y)
+        else:  # the weights have become wider: the low bits, of the old y, are in no part of this one
+            here.copy_(y)
+            local(low).zero_()
 
     def _z(self, param: Tensor, like: Tensor) -> Tensor:
         """In float32 at least."""
