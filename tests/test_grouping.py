@@ -185,3 +185,11 @@ def test_bad_input_is_named():
         param_groups(model, lr=-1)
     with pytest.raises(ValueError, match="lr_by_depth needs blocks to count, and model has no ModuleList"):
         param_groups(nn.Linear(2, 2), lr=1.0, lr_by_depth=0.5)
+
+
+def test_names_of_modules_may_have_dots():
+    model = nn.Module()
+    setattr(model, "first.part", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    names = [[name for name, _ in group["params"]] for group in param_groups(model, lr=1.0, lr_by_depth=0.5)]
+    blocks = ("first.part.0", "first.part.1")
+    assert names == [[f"{block}.{name}"] for block in blocks for name in ("weight", "bias")]

@@ -108,6 +108,8 @@ def _places(model: nn.Module) -> Iterator[_Place]:
     blocks: dict[str, str | None] = {}
     for path, module in model.named_modules():
         parent = path.rpartition(".")[0]
+        while parent not in modules and parent:  # setattr(model, "a.b", ...) makes a name with a dot
+            parent = parent.rpartition(".")[0]
         is_child = path != "" and isinstance(modules[parent], (nn.ModuleList, nn.Sequential))
         modules[path], blocks[path] = module, blocks.get(parent) or (path if is_child else None)
         for name, param in module.named_parameters(path, recurse=False):

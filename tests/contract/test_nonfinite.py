@@ -97,6 +97,36 @@ def test_a_grad_scaler_that_has_looked_is_believed():
     assert optimizer.skipped_steps == 1
 
 
+def test_gradients_that_change_after_a_grad_scaler_has_looked_are_seen():
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = fusedadam.AdamW([param], skip_nonfinite=True), torch.amp.GradScaler("cpu")
+    for bad in (math.nan, None, math.inf):
+        optimizer.zero_grad()
+        scaler.scale(param.sum()).backward()
+        if bad == math.inf:
+            param.grad.fill_(bad)  # before: only the scaler finds it
+        scaler.unscale_(optimizer)
+        if bad == math.inf:
+            param.grad.fill_(1.0)
+        elif bad is not None:
+            param.grad.fill_(bad)
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.skipped_steps == 2
+    assert optimizer.state[param]["step"] == 1
+    assert param.isfinite().all()
+
+
+def test_gradients_of_unknown_dtypes_are_refused_by_name():
+    param = torch.nn.Parameter(torch.ones(2))
+    if not hasattr(param, "grad_dtype"):
+        pytest.skip("this torch has gradients of the parameter's dtype alone")
+    param.grad_dtype = None
+    param.grad = torch.ones(2).to(torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="grad has dtype float8_e4m3fn"):
+        fusedadam.AdamW([param], skip_nonfinite=True).step()
+
+
 def test_one_group_is_enough_and_it_may_be_switched_off():
     first, second = leaves()[:2]
     optimizer = fusedadam.AdamW([{"params": [first], "skip_nonfinite": True}, {"params": [second]}])

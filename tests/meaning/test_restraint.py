@@ -111,3 +111,21 @@ def test_options_of_groups_and_of_old_state_dicts():
     optimizer.step()
     with pytest.raises((TypeError, ValueError), match="cautious"):
         fusedadam.AdamW(params, cautious="yes")
+
+
+@pytest.mark.parametrize("backend", ["numba", "eager"])
+@pytest.mark.parametrize("eps", [1e-8, 1e-25, 0.0])
+@pytest.mark.parametrize("chosen", CHOICES, ids=str)
+def test_gradients_of_zero_make_no_more_nans_than_in_plain_adamw(chosen, eps, backend):
+    """The square of 1e-25 is 0 in float32."""
+
+    def after(grad, **more):
+        param = torch.nn.Parameter(torch.ones(4))
+        optimizer = fusedadam.AdamW([param], lr=0.1, eps=eps, backend=backend, **more)
+        for _ in range(2):
+            param.grad = torch.tensor(grad)
+            optimizer.step()
+        return param.detach()
+
+    for grad in ([0.0] * 4, [0.0, 1.0, 0.0, -1.0]):
+        assert not (after(grad, **chosen).isnan() & ~after(grad).isnan()).any()

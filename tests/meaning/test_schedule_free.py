@@ -73,6 +73,43 @@ def test_other_weights_of_the_authors_average_are_refused():
         ScheduleFreeAdamW(parameters()).load_state_dict(saved)
 
 
+def test_the_authors_radam_is_refused():
+    schedulefree = pytest.importorskip("schedulefree")
+    original = schedulefree.RAdamScheduleFree(parameters())
+    original.train()
+    saved = train(original, 2).state_dict()
+    with pytest.raises(ValueError, match="silent_sgd_phase"):
+        ScheduleFreeAdamW(parameters()).load_state_dict(saved)
+
+
+def test_the_authors_variant_with_closures_has_averages_between_steps():
+    schedulefree = pytest.importorskip("schedulefree")
+
+    def gradients(p, number):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+        return 0.0
+
+    ours, theirs = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    original = schedulefree.AdamWScheduleFreeClosure([theirs], **OPTIONS)
+    for number in range(3):
+        original.step(lambda number=number: gradients(theirs, number))
+    with torch.no_grad():
+        ours.copy_(theirs)
+    resumed = ScheduleFreeAdamW([ours])
+    resumed.load_state_dict(original.state_dict())
+    resumed.train()
+    original.step(lambda: gradients(theirs, 3))
+    resumed.step(lambda: gradients(ours, 3))
+    resumed.eval()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [None, "file", {"param_groups": [{"k": 1, "params": [0]}]}])
+def test_what_is_no_state_dict_is_refused_as_by_all(given):
+    with pytest.raises((TypeError, ValueError), match=r"state_dict (is|has) .*optimizer\.state_dict\(\)"):
+        ScheduleFreeAdamW(parameters()).load_state_dict(given)
+
+
 MIXES = [(F32, None), (BF16, None), (BF16, "16bit"), (BF16, "8bit"), (BF16, "exact")]
 
 
@@ -123,6 +160,88 @@ def test_weights_that_were_written_in_eval_mode_are_taken():
         param.copy_(optimizer.state[param]["z"])
     optimizer.train()
     torch.testing.assert_close(param.detach(), optimizer.state[param]["z"])
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_weights_that_were_written_through_data_are_taken(replaced):
+    optimizer = train(made(), 3)
+    optimizer.eval()
+    (param, *_) = params_of(optimizer)
+    z = optimizer.state[param]["z"]
+    if replaced:
+        param.data = z.clone()
+    else:
+        param.data.copy_(z)
+    optimizer.train()
+    torch.testing.assert_close(param.detach(), z)
+
+
+def test_another_beta1_in_eval_mode_leaves_the_averages():
+    optimizer = train(made(), 5)
+    optimizer.eval()
+    averages = bits(optimizer)
+    for group in optimizer.param_groups:
+        group["betas"] = (0.5, 0.95)
+    optimizer.train()
+    optimizer.eval()
+    for p, expected in zip(bits(optimizer), averages, strict=True):
+        torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["exact", "8bit"])
+def test_weights_that_become_wider_in_eval_mode(storage):
+    optimizer = train(made(BF16, storage), 4)
+    trained = bits(optimizer)
+    optimizer.eval()
+    wider = copy.deepcopy(optimizer)  # which does not have the bits from before
+    for p in params_of(wider):
+        p.data = p.data.float()
+    wider.train()
+    for p, expected in zip(bits(wider), trained, strict=True):
+        torch.testing.assert_close(p, expected.float(), rtol=2e-2, atol=2e-2)
+    before = bits(wider)
+    wider.eval()
+    wider.train()
+    assert all(map(torch.equal, bits(wider), before))
+    train(wider, 1, start=4)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_switch_that_fails_changes_nothing(is_trained):
+    optimizer = train(made(), 4)
+    if not is_trained:
+        optimizer.eval()
+        optimizer = copy.deepcopy(optimizer)  # which does not have the bits from before
+    before, last = bits(optimizer), params_of(optimizer)[-1]
+    z, optimizer.state[last]["z"] = optimizer.state[last]["z"], torch.zeros(17, 19)
+    with pytest.raises(RuntimeError):
+        (optimizer.eval if is_trained else optimizer.train)()
+    assert all(map(torch.equal, bits(optimizer), before))
+    assert all(group["train_mode"] == is_trained for group in optimizer.param_groups)
+    optimizer.state[last]["z"] = z
+    optimizer.eval()
+    optimizer.train()
+
+
+def test_a_closure_that_evaluates_and_does_not_go_back_is_refused():
+    optimizer = train(made(), 2)
+    steps = [float(optimizer.state[p]["step"]) for p in params_of(optimizer)]
+    with pytest.raises(RuntimeError, match="in eval mode"):
+        optimizer.step(lambda: optimizer.eval() or 0.0)
+    optimizer.train()
+    assert steps == [float(optimizer.state[p]["step"]) for p in params_of(optimizer)]
+
+
+def test_weights_made_in_inference_mode():
+    with torch.inference_mode():
+        param = torch.ones(4)
+        optimizer = ScheduleFreeAdamW([param], lr=0.1)
+        param.grad = torch.ones(4)
+        optimizer.step()
+        before = param.clone()
+        optimizer.eval()
+        optimizer.train()
+        assert torch.equal(param, before)
 
 
 def test_steps_and_exports_are_refused_in_eval_mode():

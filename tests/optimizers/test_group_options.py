@@ -210,3 +210,51 @@ def test_what_is_derived_from_a_scheduled_learning_rate_follows_it():
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
     assert param.tolist() == [-3.5] * 3
+
+
+WAYS = {
+    "copied": lambda group: dict(group)["lr"],
+    "unpacked": lambda group: {**group}["lr"],
+    "joined": lambda group: (group | {})["lr"],
+    "gone through": lambda group: next(value for name, value in group.items() if name == "lr"),
+    "setdefault": lambda group: group.setdefault("lr", 0.0),
+    "popped from a copy": lambda group: group.copy().pop("lr"),
+}
+
+
+@pytest.mark.parametrize("lr_of", WAYS.values(), ids=WAYS)
+def test_a_derived_option_may_read_the_learning_rate_in_any_way(lr_of):
+    class Derived(fusedadam.AdamW):
+        derived = fusedadam.AdamW.derived | {"weight_decay": lambda group: group["weight_decay"] * lr_of(group)}
+
+    param, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    derived = Derived([param], weight_decay=0.5, backend="eager")
+    plain = fusedadam.AdamW([other], backend="eager")
+    for lr in (0.1, 0.2, 0.3):
+        derived.param_groups[0]["lr"] = plain.param_groups[0]["lr"] = lr
+        plain.param_groups[0]["weight_decay"] = 0.5 * lr
+        param.grad, other.grad = torch.ones(3), torch.ones(3)
+        derived.step()
+        plain.step()
+    assert torch.equal(param, other)
+
+
+def test_a_class_that_checks_the_learning_rate_against_other_options_sees_every_change():
+    class Bounded(fusedadam.AdamW):
+        @classmethod
+        def check(cls, group, names=None):
+            super().check(group, names)
+            if group["lr"] > group["peak_lr"]:
+                raise ValueError("lr is above peak_lr")
+
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    optimizer = Bounded([param], lr=0.1, peak_lr=0.5, backend="eager")
+    for lr in (0.1, 0.2):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.9
+    before = everything(optimizer)
+    with pytest.raises(ValueError, match="above peak_lr"):
+        optimizer.step()
+    assert_unchanged(optimizer, before)

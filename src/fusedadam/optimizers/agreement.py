@@ -56,7 +56,7 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
 
 
 class Recorded(dict[str, Any]):
-    """Options that know which of them were asked for."""
+    """Options that know which of them were asked for. Who copies them, or goes through them, has asked for all."""
 
     def __init__(self, options: Group) -> None:
         super().__init__(options)
@@ -69,6 +69,40 @@ class Recorded(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         self.asked.add(name)
         return super().get(name, default)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().setdefault(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.asked.add(name)
+        return super().pop(name, *default)
+
+    def _all(self) -> dict[str, Any]:
+        names = [*super().keys()]
+        self.asked.update(names)
+        return {name: super(Recorded, self).__getitem__(name) for name in names}
+
+    def __iter__(self) -> Iterator[str]:  # also makes dict(options) and {**options} call keys()
+        return iter(self._all())
+
+    def keys(self) -> Any:
+        return self._all().keys()
+
+    def values(self) -> Any:
+        return self._all().values()
+
+    def items(self) -> Any:
+        return self._all().items()
+
+    def copy(self) -> dict[str, Any]:
+        return self._all()
+
+    def __or__(self, other: Any) -> Any:
+        return self._all() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._all()
 
 
 def check_effects(cls: type[FusedOptimizer], options: Group) -> None:

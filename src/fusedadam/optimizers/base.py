@@ -195,6 +195,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self._check_may_step()  # it may have put averages into the model
         if self._in_backward is not None:
             self._in_backward.end_iteration()
         # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
@@ -228,9 +229,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         is_first = not self.state
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         may_skip = nonfinite.is_asked_for(self.param_groups)
-        if may_skip and found_inf is None and (params := self._params()):
+        # a GradScaler that has still to unscale has just looked; after unscale_(), gradients may have changed
+        if may_skip and grad_scale is None and (params := self._params()):
             nonfinite.check(params, self._is_under_zero)
-            found_inf = nonfinite.found(params)
+            found_inf = nonfinite.found(params, found_inf)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
         prepared = self._stepper.prepare(self._targets(), amp)
         if is_first and callers.checkpoint_creates_states():
@@ -368,6 +370,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         with state_dicts.loading(self, state_dict):
             super().load_state_dict(state_dict)
+
+    def _of_others(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A state dict of a package that lays it out in another way, as a torch optimizer would have saved it."""
+        return state_dict
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
     structure: object  # another object whenever more has changed than the learning rate
-    lr_at: int | None  # which hyper-parameter is the learning rate; None if others follow from it
+    lr_at: int | None  # which hyper-parameter is the learning rate; None if others, or checks, follow from it
 
 
 UNREAD = Reading((), (), None, [], {}, frozenset(), None, None)
@@ -96,9 +96,10 @@ class GroupOptions:
             kept, recorded, needed = storage.key(declared, group), Recorded(group), declared.rule.hyper_parameters
             flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
             others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
-            lr_at = (
-                needed.index("lr") if "lr" in needed and not {"lr"} & (recorded.asked | {*declared.derived}) else None
-            )
+            checked_together = Recorded(for_check(group))
+            declared.check(checked_together, ())  # a class may check options against each other
+            follows = recorded.asked | checked_together.asked | {*declared.derived}
+            lr_at = needed.index("lr") if "lr" in needed and "lr" not in follows else None
             options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
+from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import local
 
 
@@ -32,17 +33,22 @@ def check(params: Sequence[Tensor], is_under_zero: bool) -> None:
         )
 
 
-def found(params: Sequence[Tensor]) -> Tensor:
-    """1 if a gradient of this process has an infinity or a NaN, else 0: on the device of the first one."""
+def found(params: Sequence[Tensor], before: Tensor | None = None) -> Tensor:
+    """1 if a gradient of this process has an infinity or a NaN, else 0: on the device of the first one.
+
+    ``before``: what a GradScaler has found.
+    """
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for param in params:
         grad = None if param.grad is None else local(param.grad)
         # others are refused by name later
-        if grad is not None and grad.numel() and grad.is_floating_point() and grad.layout == torch.strided:
+        if grad is not None and grad.numel() and grad.dtype in FORMAT_OF_DTYPE and grad.layout == torch.strided:
             alike.setdefault((grad.device, grad.dtype), []).append(grad)
     answer = torch.zeros((), device=next(iter(alike), (local(params[0]).device,))[0])
     for grads in alike.values():
         largest = torch.stack(torch._foreach_norm(grads, math.inf))  # NaN if any element is
         bad = largest.isfinite().all().logical_not().float()
         answer = torch.maximum(answer, bad.to(answer.device, non_blocking=answer.is_cuda))
+    if before is not None:
+        answer = torch.maximum(answer, before.reshape(()).to(answer.device, answer.dtype, non_blocking=answer.is_cuda))
     return answer

@@ -111,8 +111,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
         self._trained = {}
     # fmt: on
 
-    # y while the parameters hold x, with the version of the parameter that x is
-    _trained: dict[Tensor, tuple[Tensor, int]] = {}
+    _trained: dict[Tensor, Tensor] = {}  # y while the parameters hold x
 
     def eval(self) -> None:
         """Puts the averages into the parameters, to evaluate or save the model. Steps are refused until
@@ -130,33 +129,54 @@ class ScheduleFreeAdamW(FusedOptimizer):
         self._refresh_copies()
         groups = [group for group in self.param_groups if bool(group["train_mode"]) != to_train]
         moved = [(p, group) for group in groups for p in group["params"] if "z" in self.state.get(p, {})]
-        for param, group in moved:
-            (self._put_y if to_train else self._put_x)(param, group)
         if to_train:
+            # all of them before any is written: an error, as for want of memory, leaves the parameters as they are
+            for (param, _), y in zip(moved, [self._y(*each) for each in moved], strict=True):
+                self._put_y(param, y)
             self._trained = {}
+        else:
+            self._put_averages(moved)
         for group in groups:
             group["train_mode"] = to_train
         distributed.drop_gathered(distributed.fsdp_modules([param for param, _ in moved]))
 
-    def _put_x(self, param: Tensor, group: Group) -> None:
-        y, beta1 = local(param.detach()).clone(), float(group["betas"][0])
-        whole = stored.weight_of(param, self.state[param])
-        z = self._z(param, whole)
-        local(param).copy_(whole if beta1 == 0 else z + (whole - z) / beta1)
-        self._trained = {**self._trained, param: (y, param._version)}
+    def _put_averages(self, moved: list[tuple[Tensor, Group]]) -> None:
+        trained: dict[Tensor, Tensor] = {}
+        try:
+            for param, group in moved:
+                trained[param] = local(param.detach()).clone()
+                local(param).copy_(self._x(trained[param], param, group))
+        except BaseException:  # half of the averages would be trained as if they were weights
+            for param, y in trained.items():
+                local(param).copy_(y)
+            raise
+        self._trained = {**self._trained, **trained}
 
-    def _put_y(self, param: Tensor, group: Group) -> None:
-        y, version = self._trained.get(param, (None, -1))
-        if y is not None and version == param._version:
-            local(param).copy_(y)
-            return
-        x, low = local(param.detach()), self.state[param].get(stored.LOW)
+    def _x(self, y: Tensor, param: Tensor, group: Group) -> Tensor:
+        """The average that belongs to ``y``, in the dtype of ``y``."""
+        whole, beta1 = stored.weight_of(y, self.state[param]), float(group["betas"][0])
+        z = self._z(param, whole)
+        return (whole if beta1 == 0 else z + (whole - z) / beta1).to(y.dtype)
+
+    def _y(self, param: Tensor, group: Group) -> Tensor:
+        """The very bits from before :meth:`eval`, or what belongs to the average, in float32 at least."""
+        y, x = self._trained.get(param), local(param.detach())
+        # compared by value: a write through ``param.data`` leaves no trace, and beta1 may have changed since
+        if y is not None and torch.equal(self._x(y, param, group).to(x.device, x.dtype), x):
+            return y
         z = self._z(param, x)
-        value = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
-        if low is None:
-            local(param).copy_(value)
-        else:
-            store(split_of(local(low)), [local(param.detach()), local(low)], value)
+        value: Tensor = z + float(group["betas"][0]) * (x.to(z.dtype) - z)
+        return value
+
+    def _put_y(self, param: Tensor, y: Tensor) -> None:
+        here, low = local(param.detach()), self.state[param].get(stored.LOW)
+        if low is None or y is self._trained.get(param):
+            here.copy_(y)
+        elif here.dtype == torch.bfloat16:
+            store(split_of(local(low)), [here, local(low)], y)
+        else:  # the weights have become wider: the low bits, of the old y, are in no part of this one
+            here.copy_(y)
+            local(low).zero_()
 
     def _z(self, param: Tensor, like: Tensor) -> Tensor:
         """In float32 at least."""
@@ -177,24 +197,34 @@ class ScheduleFreeAdamW(FusedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of all optimizers here. Also loads state dicts of the authors' ``AdamWScheduleFree``."""
-        super().load_state_dict(_of_authors(state_dict))
+        super().load_state_dict(state_dict)
         self._trained = {}
 
-
-def _of_authors(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The authors count steps by group, and let the learning rate weigh the average."""
-    if not any("k" in group for group in state_dict.get("param_groups", ())):
-        return state_dict
-    groups = []
-    counts: dict[Any, float] = {}
-    for group in state_dict["param_groups"]:
-        if group.get("r", 0) != 0 or group.get("weight_lr_power", 2) != 2:
-            raise ValueError(
-                f"state_dict has r={group.get('r')} and weight_lr_power={group.get('weight_lr_power')}: here steps "
-                "count by the square of their warm-up, as with the authors' defaults, r=0 and weight_lr_power=2"
-            )
-        counts |= dict.fromkeys(group["params"], float(group["k"]))
-        theirs = ("k", "r", "weight_sum", "lr_max", "scheduled_lr", "weight_lr_power")
-        groups.append({name: value for name, value in group.items() if name not in theirs})
-    states = {key: {"step": counts[key], **state} for key, state in state_dict["state"].items()}
-    return {**state_dict, "param_groups": groups, "state": states}
+    def _of_others(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The authors count steps by group, and let the learning rate weigh the average."""
+        if not any("k" in group for group in state_dict["param_groups"]):
+            return state_dict
+        groups = []
+        counts: dict[Any, float] = {}
+        for group in state_dict["param_groups"]:
+            if group.get("r", 0) != 0 or group.get("weight_lr_power", 2) != 2:
+                raise ValueError(
+                    f"state_dict has r={group.get('r')} and weight_lr_power={group.get('weight_lr_power')}: here steps "
+                    "count by the square of their warm-up, as with the authors' defaults, r=0 and weight_lr_power=2"
+                )
+            if "silent_sgd_phase" in group:
+                raise ValueError(
+                    "state_dict has silent_sgd_phase, as the authors' RAdamScheduleFree, which computes other steps "
+                    "from states of the same names; load one of AdamWScheduleFree"
+                )
+            counts |= dict.fromkeys(group["params"], float(group["k"]))
+            theirs = ("k", "r", "weight_sum", "lr_max", "scheduled_lr", "weight_lr_power")
+            ours = {name: value for name, value in group.items() if name not in theirs}
+            # their variant with closures has no modes: between steps the parameters hold averages
+            groups.append({"train_mode": False, **ours})
+        # states of no group are refused later
+        states = {
+            key: {"step": counts[key], **state} if key in counts else state
+            for key, state in state_dict["state"].items()
+        }
+        return {**state_dict, "param_groups": groups, "state": states}

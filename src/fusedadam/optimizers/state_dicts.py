@@ -83,6 +83,7 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
 
 def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     conversion.check_is_state_dict(state_dict)
+    state_dict = optimizer._of_others(state_dict)
     name, groups = type(optimizer).__name__, optimizer.param_groups
     saved = state_dict["param_groups"]
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:

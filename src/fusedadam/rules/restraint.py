@@ -18,4 +18,7 @@ def agreement(update: Value, grad: Value, numel: Scalar) -> Value:
 def surprise(grad: Value, second_moment: Value, eps: Scalar, numel: Scalar) -> Value:
     """How much larger a tensor's gradients are than their second moments say, as a root mean square; 1 if they are
     smaller (https://arxiv.org/abs/2304.13013)."""
-    return maximum(sqrt(tensor_sum(grad * grad / maximum(second_moment, eps * eps)) / numel), 1.0)
+    square = grad * grad
+    # gradients of 0 surprise nobody: where eps * eps is too small for the dtype, they would be divided by 0
+    surprises = where(square > 0, square / maximum(second_moment, eps * eps), 0.0)
+    return maximum(sqrt(tensor_sum(surprises) / numel), 1.0)
