@@ -265,3 +265,8 @@ def test_before_the_first_step_nothing_moves():
     optimizer.eval()
     optimizer.train()
     assert all(map(torch.equal, bits(optimizer), before))
+
+
+def test_a_first_beta_of_0_is_refused():
+    with pytest.raises(ValueError, match="begins with 0"):
+        ScheduleFreeAdamW(parameters(), betas=(0.0, 0.999))

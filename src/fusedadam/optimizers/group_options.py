@@ -59,6 +59,7 @@ class GroupOptions:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
         self._last: Options | None = None
+        self._checks_lr = True  # whether a check of other options also asks for the learning rate
 
     def read(self, groups: Sequence[Group]) -> Options:
         """The very same object as the last time if no option has changed."""
@@ -96,10 +97,12 @@ class GroupOptions:
             kept, recorded, needed = storage.key(declared, group), Recorded(group), declared.rule.hyper_parameters
             flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
             others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
-            checked_together = Recorded(for_check(group))
-            declared.check(checked_together, ())  # a class may check options against each other
-            follows = recorded.asked | checked_together.asked | {*declared.derived}
-            lr_at = needed.index("lr") if "lr" in needed and "lr" not in follows else None
+            if not same_keys:
+                together = Recorded(for_check(group))
+                declared.check(together, ())  # a class may check options against each other
+                self._checks_lr = "lr" in together.asked
+            is_alone = not self._checks_lr and "lr" not in recorded.asked and "lr" not in declared.derived
+            lr_at = needed.index("lr") if "lr" in needed and is_alone else None
             options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found

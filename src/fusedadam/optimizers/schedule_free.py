@@ -54,6 +54,12 @@ def schedule_free(
 # fmt: on
 
 
+def betas_with_average(name: str, value: Any) -> None:
+    checks.betas(name, value)
+    if float(value[0]) == 0:
+        raise ValueError(f"{name}={value!r} begins with 0, and so the parameters would hold nothing of the average")
+
+
 class ScheduleFreeAdamW(FusedOptimizer):
     r"""Schedule-Free AdamW (`arXiv 2405.15682 <https://arxiv.org/abs/2405.15682>`_): a constant learning rate after the
     warm-up, and an average of the weights in the place of momentum and decay.
@@ -90,7 +96,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
     rule = schedule_free
     states = {"z": State(initial="param"), "exp_avg_sq": State(signed=False, decay="beta2")}
     options = OPTIONS | {
-        "betas": checks.betas, "eps": checks.number, "warmup_steps": checks.number, "train_mode": checks.boolean,
+        "betas": betas_with_average, "eps": checks.number, "warmup_steps": checks.number, "train_mode": checks.boolean,
     }  # fmt: skip
     derived = DERIVED | {"warmup": lambda group: max(1, group["warmup_steps"])}
 
@@ -156,7 +162,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
         """The average that belongs to ``y``, in the dtype of ``y``."""
         whole, beta1 = stored.weight_of(y, self.state[param]), float(group["betas"][0])
         z = self._z(param, whole)
-        return (whole if beta1 == 0 else z + (whole - z) / beta1).to(y.dtype)
+        return (z + (whole - z) / beta1).to(y.dtype)
 
     def _y(self, param: Tensor, group: Group) -> Tensor:
         """The very bits from before :meth:`eval`, or what belongs to the average, in float32 at least."""
