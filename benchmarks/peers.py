@@ -84,7 +84,10 @@ def skipping(make: Make) -> Make:
 
 def schedule_free(params: Params, **options: Any) -> Any:
     """The authors', with foreach."""
-    return PEERS["ScheduleFreeAdamW"][0].make(params, **options)
+    (peer,) = PEERS["ScheduleFreeAdamW"]
+    if not peer.installed:
+        raise Failed(f"{peer.package} is not installed")
+    return peer.make(params, **options)
 
 
 def with_tensor_lr(make: Make) -> Make:

@@ -75,7 +75,7 @@ class Part(NamedTuple):
     run: Callable[[int], None]
     words: Int64s  # the options as they were sent last
     free: frozenset[int]  # the positions of hyper-parameters that may change alone
-    arguments: Callable[[HyperParameters], tuple[Any, ...]]  # of the program
+    arguments: tuple[int, ...]  # the positions of those that the program reads
 
     def differs_in_numbers(self, options: Sequence[HyperParameters], seen: Sequence[HyperParameters]) -> bool:
         """Whether ``options`` differ from ``seen`` in nothing but numbers, and these are of no table of powers."""
@@ -90,7 +90,7 @@ class Part(NamedTuple):
         program = self.launch.program
         packed, width = _numbers(len(program.arguments)), _width(program)
         for n, group in enumerate(self.groups):
-            packed.pack_into(self.words.data, 8 * width * n, *self.arguments(options[group]))
+            packed.pack_into(self.words.data, 8 * width * n, *[options[group][k] for k in self.arguments])
         _send(self.words, self.launch.options, width * len(self.groups))
 
 
@@ -200,19 +200,12 @@ class ScalarKernel:
             members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
             there = sent(words.copy(), self._table.home)
             launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
-            return Part(groups, launch, self._evaluate(launch), words, *self._free(program, kinds))
-
-    def _free(
-        self, program: ScalarProgram, kinds: Kinds
-    ) -> tuple[frozenset[int], Callable[[HyperParameters], tuple[Any, ...]]]:
-        """See Part. Where a group has a tensor, no number changes alone."""
-        place = {name: k for k, name in enumerate(self._rule.hyper_parameters)}
-        arguments = [place[name] for name in program.arguments]
-        of_tables = [place[name] for power in program.powers for name in power.reads]
-        are_numbers = all(own == (NUMBER,) for own in kinds)
-        return frozenset(arguments).difference(of_tables) if are_numbers else frozenset(), lambda own: tuple(
-            [own[k] for k in arguments]
-        )
+            place = {name: k for k, name in enumerate(self._rule.hyper_parameters)}
+            arguments = tuple([place[name] for name in program.arguments])
+            of_tables = {place[name] for power in program.powers for name in power.reads}
+            are_numbers = all(own == (NUMBER,) for own in kinds)  # where a group has a tensor, no number changes alone
+            free = frozenset(arguments) - of_tables if are_numbers else frozenset()
+            return Part(groups, launch, self._evaluate(launch), words, free, arguments)
 
     def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
         """``options`` as the kernel reads them, and the kinds of each argument."""

@@ -74,8 +74,9 @@ class GroupOptions:
                     self._last = None  # first: this may be interrupted
                     self._readings[k] = reading
         if self._last is None:
-            columns = zip(*((r.flags, r.hyper_parameters, r.storage, r.structure) for r in self._readings), strict=True)
-            self._last = Options(*map(list, columns)) if self._readings else Options([], [], [], [])
+            read = self._readings
+            flags, hyper_parameters = [r.flags for r in read], [r.hyper_parameters for r in read]
+            self._last = Options(flags, hyper_parameters, [r.storage for r in read], [r.structure for r in read])
         return self._last
 
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:

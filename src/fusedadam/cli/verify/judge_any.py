@@ -112,7 +112,7 @@ def _evaluate(calls: Sequence[_Call]) -> None:
                 unknown.append(found)
         if not unknown:
             return
-        # of several sums the first: whoever waits for another one has no part in it, or has not come to it
+        # of several sums the first: a parameter that waits for another sum has no term in this one, or is not there yet
         first = min(found.place for found in unknown)
         for over in {found.over for found in unknown if found.place == first}:
             parts = [found for found in unknown if (found.place, found.over) == (first, over)]
