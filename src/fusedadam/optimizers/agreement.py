@@ -56,7 +56,7 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
 
 
 class Recorded(dict[str, Any]):
-    """Options that know which of them were asked for. Who copies them, or goes through them, has asked for all."""
+    """Options that know which of them were asked for; copying or iterating asks for all of them."""
 
     def __init__(self, options: Group) -> None:
         super().__init__(options)
