@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedadam.tensors.factored import is_sharded_in, shape_in
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
-from fusedadam.tensors.shards import is_dtensor, is_sharded_like, local
+from fusedadam.tensors.shards import is_dtensor, local
 from fusedadam.tensors.transfer import capturing
 
 
@@ -33,6 +34,26 @@ def finite(name: str, value: Any) -> float:
     if not math.isfinite(number := real(name, value)):
         raise ValueError(f"{name}={value!r} is out of range; it must be finite")
     return number
+
+
+def not_positive(name: str, value: Any) -> None:
+    if not finite(name, value) <= 0:
+        raise ValueError(f"{name}={value!r} is out of range; it must be at most 0")
+
+
+def at_least_one(name: str, value: Any) -> None:
+    number(name, value, low=1.0)
+
+
+def first_may_be_none(name: str, value: Any) -> None:
+    """Two numbers of at least 0, of which the first may be None."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a pair: None or a number, a number")
+    if len(value) != 2:
+        raise ValueError(f"{name}={value!r} must be a pair: None or a number, and a number")
+    for k, part in enumerate(value):
+        if k or part is not None:
+            number(f"{name}[{k}]", part)
 
 
 def real(name: str, value: Any) -> float:
@@ -220,9 +241,9 @@ def both_sharded(name: str, value: Any, param: Tensor) -> None:
         )
 
 
-def sharded_as_param(name: str, value: Tensor, param: Tensor) -> None:
-    """A state's local shard has the elements of its parameter's."""
-    if not is_sharded_like(value, param):
+def sharded_as_param(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
+    """A state's local shard has the elements of its parameter's, or the values ``by`` row and the like."""
+    if not is_sharded_in(by, value, param):
         raise RuntimeError(
             f"{name} is not sharded as its param is; set it with load_state_dict, or with torch.distributed.checkpoint"
         )
@@ -276,9 +297,12 @@ def _sharing(
             before.append((name, span))
 
 
-def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "", by_block: Collection[str] = ()) -> None:
+def alike(
+    tensors: Mapping[str, Tensor], param: str = "param", where: str = "", by_block: Collection[str] = (),
+    by: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. Those ``by_block``
-    have one value for 32 neighbors of the last dimension."""
+    have one value for 32 neighbors of the last dimension; ``by`` names those with one for each row and the like."""
     shape, device = tensors[param].shape, tensors[param].device
     for name, value in tensors.items():
         if name in by_block:
@@ -286,6 +310,13 @@ def alike(tensors: Mapping[str, Tensor], param: str = "param", where: str = "", 
                 raise RuntimeError(
                     f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; it must have "
                     f"one value for {BLOCK} neighbors of the last dimension"
+                )
+        elif by is not None and by.get(name, "element") != "element":
+            wanted = shape_in(by[name], shape)
+            if value.shape != wanted:
+                raise RuntimeError(
+                    f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; with one value "
+                    f"for each {by[name]} it must be {tuple(wanted)}"
                 )
         elif value.shape != shape:
             raise RuntimeError(

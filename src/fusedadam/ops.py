@@ -17,11 +17,13 @@ from fusedadam.rules.ops import (
     row_sum,
     sign,
     sqrt,
+    sum_last,
+    sum_second_last,
     tensor_sum,
     total,
     where,
 )
 
 __all__ = ["abs", "clamp", "cos", "divide", "maximum", "minimum", "power", "sign", "sqrt", "where"]
-__all__ += ["group_sum", "largest", "row_sum", "tensor_sum", "total"]
+__all__ += ["group_sum", "largest", "row_sum", "sum_last", "sum_second_last", "tensor_sum", "total"]
 __all__ += ["clip_factor", "clipped_by_norm", "group_norm", "tensor_norm", "total_norm"]

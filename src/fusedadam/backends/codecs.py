@@ -69,9 +69,9 @@ class StageFormats:
     def __init__(
         self, stage: Stage, formats: Mapping[str, str], compute: str, backend: str, roles: Sequence[str] = ()
     ) -> None:
-        self.compute, self.backend, self._roles = compute, backend, roles
+        self.compute, self.backend, self.roles = compute, backend, roles
         self.round_trips = [role for role in formats if f"_stored_{role}(" in stage.functions[-1]]
-        names = dict.fromkeys((*stage.reads, *stage.row_values, *stage.writes, *self.round_trips))
+        names = dict.fromkeys((*stage.reads, *stage.row_values, *stage.column_values, *stage.writes, *self.round_trips))
         self.formats = {name: FORMATS[formats[name]] for name in names}
         self.by_block = any(fmt.by_block for fmt in self.formats.values())
         self.written_by_block = [name for name in stage.writes if self.formats[name].by_block]
@@ -99,7 +99,7 @@ class StageFormats:
             return ""
         if not fmt.is_stochastic:
             return f", {constant(HALF)}"
-        return f", {times('_hash', multiplier(name, self._roles))}"
+        return f", {times('_hash', multiplier(name, self.roles))}"
 
     def with_round_trips(self, texts: list[str], native: Callable[[Format], str]) -> list[str]:
         """Adds ``_stored_ROLE(x)``: what comes back when x is stored and loaded. ``native``: the same, for formats that

@@ -21,6 +21,7 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
+from fusedadam.rules.sums import COLUMN_SEGMENT
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, loses_bits
 from fusedadam.tensors.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
 from fusedadam.tensors.formats.tensors import load, store
@@ -33,7 +34,7 @@ NEEDS_TENSORS = True
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
-    visits = {"element": _elements, "row": _rows, "tensor": _tensors}
+    visits = {"element": _elements, "row": _lines, "column": _lines, "tensor": _tensors}
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
         visit = visits[stage.space](table, stage)
@@ -45,6 +46,8 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
             visit(member_roles)
             for summation in unfinished:
                 _combine(table, summation)
+            for summation in stage.matrix_sums:
+                _sum_by_matrix(table, summation)
 
         return run
 
@@ -66,13 +69,24 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
         if table.grad_scale is not None and "grad" in values:
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
         row_values = [_local_row_values(table, k, r)[row, None].to(table.device) for r in stage.row_values]
-        results = update(*values.values(), *row_values, *scalars)
+        column_values = [
+            _of_rows(table, k, _column_values(table, k, c), row, column).to(table.device) for c in stage.column_values
+        ]
+        results = update(*values.values(), *row_values, *column_values, *scalars)
         noise_of = _noise(table, k, row, column) if stochastic else None
         for role, value in zip(stage.writes, results, strict=False):
             noise = noise_of(role) if noise_of is not None and role in stochastic else None
             store(formats[role], here[role], value, noise)
         if table.grad_scale is not None and stores_grad:
             store(formats["grad"], here["grad"], values["grad"])
+        if stage.by_columns:
+            for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+                terms = term.expand(row.stop - row.start, column.stop - column.start)
+                height = min(int(table.heights[k]), row.stop - row.start)
+                partial = sums.column_segment_sums(terms.reshape(-1, height, terms.shape[-1]), summation.largest)
+                matrix, heap = _in_matrices(table, k, row)
+                _column_segments(table, k, summation)[matrix, heap, column] = partial.to(table.home)
+            return
         size = sums.SEGMENT["element"]
         for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
             pieces = slice(column.start // size, -(-column.stop // size))
@@ -85,7 +99,8 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
             rows, width = int(table.rows[k]), int(table.widths[k])
             flat = {n: roles[n].as_strided((rows, width // each), (width // each, 1)) for n, each in per_word.items()}
             scalars = [number(x) for x in _scalars(table, stage.scalars, k)]
-            for row, column in _slices(rows, width):
+            height = int(table.heights[k]) if stage.by_columns else None
+            for row, column in _slices(rows, width, height):
                 visit(flat, k, scalars, row, column)
 
     return run
@@ -108,18 +123,24 @@ def _noise(table: LaunchTable, k: int, row: slice, column: slice) -> Callable[[s
     return lambda role: word * multiplier(role, table.specialized.rule.roles)
 
 
-def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+def _lines(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+    """A stage over rows or columns."""
     _, number, update = _bind(table, stage, table.home)
+    kept, counts = (_row_values if stage.space == "row" else _column_values), table.counts(stage.space)
 
-    def run(_: Sequence[Roles]) -> None:
+    def run(member_roles: Sequence[Roles]) -> None:
         for k in range(len(table.sizes)):
-            if table.all_rows[k] == 0:
+            if counts[k] == 0:
                 continue
+
+            def at(name: str, k: int = k) -> Tensor:
+                return member_roles[k][name].view(-1) if name in table.formats else kept(table, k, name)
+
             # copies: what is written may be kept where something was read
-            values = [_row_values(table, k, name).to(torch.float64, copy=True) for name in stage.reads]
+            values = [at(name).to(table.home, torch.float64, copy=True) for name in stage.reads]
             results = update(*values, *(number(x) for x in _scalars(table, stage.scalars, k)))
             for name, value in zip(stage.writes, results, strict=False):
-                _row_values(table, k, name).copy_(value)
+                _store_line(at(name), value)
             for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
                 terms = term.expand(1, int(table.all_rows[k]))
                 partial = sums.segment_sums(terms, sums.SEGMENT["row"], summation.largest)
@@ -128,12 +149,28 @@ def _rows(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]
     return run
 
 
+def _store_line(target: Tensor, value: Tensor) -> None:
+    """Values by row, column or tensor, in float64, in the format of a plain tensor."""
+    value = value.to(target.device).expand(target.shape)
+    store(FORMATS[FORMAT_OF_DTYPE[target.dtype]], [target], value)
+
+
 def _tensors(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
     _, _, update = _bind(table, stage, table.home)
 
-    def run(_: Sequence[Roles]) -> None:
-        for name, value in zip(stage.writes, update(*(table.value(n).clone() for n in stage.reads)), strict=True):
-            table.value(name).copy_(value)
+    def read(name: str, member_roles: Sequence[Roles]) -> Tensor:
+        if name not in table.formats:
+            return table.value(name).clone()
+        return torch.stack([roles[name].to(table.home, torch.float64) for roles in member_roles])
+
+    def run(member_roles: Sequence[Roles]) -> None:
+        results = update(*(read(name, member_roles) for name in stage.reads))
+        for name, value in zip(stage.writes, results, strict=True):
+            if name not in table.formats:
+                table.value(name).copy_(value)
+                continue
+            for roles, number in zip(member_roles, value.expand(len(member_roles)), strict=True):
+                _store_line(roles[name], number)
 
     return run
 
@@ -163,12 +200,20 @@ def _bind(
     return compute, number, space["update"]
 
 
-def _slices(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Whole rows, or segments of one row."""
-    step = max(1, SLICE // max(1, width))
-    for row in range(0, rows, step):
+def _slices(rows: int, width: int, height: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Whole rows, or segments of one row. For sums by column of matrices of this height: whole matrices, or segments of
+    one matrix."""
+    step, end = max(1, SLICE // max(1, width)), rows
+    if height is not None:
+        step = step // height * height if step >= height else max(1, step // COLUMN_SEGMENT) * COLUMN_SEGMENT
+    row = 0
+    while row < rows:
+        end = min(row + step, rows)
+        if height is not None and step < height:  # not beyond this matrix
+            end = min(end, row - row % height + height)
         for column in range(0, width, SLICE):
-            yield slice(row, min(row + step, rows)), slice(column, min(column + SLICE, width))
+            yield slice(row, end), slice(column, min(column + SLICE, width))
+        row = end
 
 
 def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
@@ -181,6 +226,38 @@ def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
     return table.row_buffers[table.specialized.row_buffer_of[name]][begin : begin + int(table.all_rows[k])]
 
 
+def _column_values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """A value by column, for all columns of the k-th tensor."""
+    begin = int(table.columns[:k].sum())
+    return table.column_buffers[table.specialized.column_buffer_of[name]][begin : begin + int(table.columns[k])]
+
+
+def _of_rows(table: LaunchTable, k: int, values: Tensor, row: slice, column: slice) -> Tensor:
+    """The values by column that belong to these rows."""
+    matrix = torch.arange(row.start, row.stop, device=values.device) // int(table.heights[k])
+    return values.view(-1, int(table.widths[k]))[:, column][matrix]
+
+
+def _column_segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
+    """Where the sums of the k-th tensor's segments of columns are kept: by matrix, segment and column."""
+    shape = int(table.matrices[k]), int(table.heaps[k]), int(table.widths[k])
+    if not table.needs_combining(summation):
+        return _column_values(table, k, summation.name).view(shape)
+    counts = table.segment_counts(summation)
+    begin = int(counts[:k].sum())
+    return table.partials[summation.name][begin : begin + int(counts[k])].view(shape)
+
+
+def _in_matrices(table: LaunchTable, k: int, row: slice) -> tuple[slice, slice]:
+    """Which matrices, and segments of their columns, these rows are: all segments of some, or some of one."""
+    height, heaps = int(table.heights[k]), int(table.heaps[k])
+    first = row.start // height
+    if row.stop - row.start >= height:
+        return slice(first, row.stop // height), slice(0, heaps)
+    begin = row.start % height
+    return slice(first, first + 1), slice(begin // COLUMN_SEGMENT, -(-(begin + row.stop - row.start) // COLUMN_SEGMENT))
+
+
 def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:
     """The same for the rows that this process holds."""
     first = int(table.first_rows[k])
@@ -191,7 +268,7 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
     if not table.needs_combining(summation):
         return _local_row_values(table, k, summation.name)[:, None]
-    counts = table.segments[summation.of]
+    counts = table.segment_counts(summation)
     begin, count = int(counts[:k].sum()), int(counts[k])
     partial = table.partials[summation.name][begin : begin + count]
     return partial.view(int(table.rows[k]), -1) if summation.of == "element" else partial
@@ -199,8 +276,21 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
 
 def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table.sizes)):
+        if summation.over == "column":
+            partial = _column_segments(table, k, summation).transpose(1, 2)
+            result = sums.combine(partial, summation.largest)
+            _column_values(table, k, summation.name).copy_(result.reshape(-1))
+            continue
         partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
         if summation.over == "row":
             _local_row_values(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
         else:
             table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
+
+
+def _sum_by_matrix(table: LaunchTable, summation: Sum) -> None:
+    for k in range(len(table.sizes)):
+        if table.all_rows[k]:
+            terms = _row_values(table, k, summation.term).view(-1, int(table.heights[k]))
+            result = sums.combine(terms, summation.largest)[:, None].expand_as(terms)
+            _row_values(table, k, summation.name).copy_(result.reshape(-1))

@@ -91,8 +91,9 @@ class LaunchTable(Geometry):
 
     def strides_of(self, name: str, k: int, tensor: Tensor) -> tuple[int, ...]:
         """The strides that kernels expect of an array, which is ``tensor``."""
-        _, array = self.arrays[name]
-        return self.strides[k] if array.by == "element" else row_major_strides(tensor)
+        role, array = self.arrays[name]
+        by_element = array.by == "element" and self.specialized.rule.spaces[role] == "element"
+        return self.strides[k] if by_element else row_major_strides(tensor)
 
     def is_written(self, name: str) -> bool:
         """Gradients are written if they are scaled: unscaled."""
@@ -102,15 +103,19 @@ class LaunchTable(Geometry):
 
     def _make_buffers(self) -> None:
         """Memory for values by row, and for the sums of segments where a segment is not yet the whole sum."""
-        buffers = 1 + max(self.specialized.row_buffer_of.values(), default=-1)
-        rows = int(self.all_rows.sum())
-        self.row_buffers = [torch.zeros(rows, dtype=self._compute, device=self.home) for _ in range(buffers)]
+        rows, columns = int(self.all_rows.sum()), int(self.columns.sum()) if self.is_factored else 0
+        self.row_buffers = self._buffers(self.specialized.row_buffer_of, rows)
+        self.column_buffers = self._buffers(self.specialized.column_buffer_of, columns)
         self.partials: dict[str, Tensor] = {}
         for summation in self._sums:
             if self.needs_combining(summation):
                 dtype = self._compute if summation.of == "element" else torch.float64
-                count = int(self.segments[summation.of].sum())
+                count = int(self.segment_counts(summation).sum())
                 self.partials[summation.name] = torch.zeros(count, dtype=dtype, device=self.home)
+
+    def _buffers(self, buffer_of: Mapping[str, int], length: int) -> list[Tensor]:
+        count = 1 + max(buffer_of.values(), default=-1)
+        return [torch.zeros(length, dtype=self._compute, device=self.home) for _ in range(count)]
 
     def _make_words(self, members: Sequence[Member]) -> None:
         unchanging = self._unchanging(members)
@@ -148,10 +153,16 @@ class LaunchTable(Geometry):
             HERE + name: table[name] + self._compute.itemsize * self.first_rows
             for name in self.specialized.row_buffer_of
         }
+        if self.is_factored:
+            table |= {"_height": self.heights, "_heaps": self.heaps, "_matrices": self.matrices}
+            table["_columns"] = self.columns
+        begins = [_begins(buffer, self.columns) for buffer in self.column_buffers]
+        table |= {name: begins[buffer] for name, buffer in self.specialized.column_buffer_of.items()}
         for summation in self._sums:
             partial = self.partials.get(summation.name)
+            result = summation.name if summation.over == "column" else HERE + summation.name
             table[PARTIAL + summation.name] = (
-                table[HERE + summation.name] if partial is None else _begins(partial, self.segments[summation.of])
+                table[result] if partial is None else _begins(partial, self.segment_counts(summation))
             )
         return table
 
@@ -165,8 +176,9 @@ class LaunchTable(Geometry):
     def formats_of(self, stage: Stage) -> dict[str, str]:
         """The format of everything that a stage reads and writes."""
         if stage.space == "tensor":
-            return dict.fromkeys(stage.arrays, "f64")
-        formats = self.formats | dict.fromkeys(self.specialized.row_buffer_of, self.compute)
+            return {name: self.formats.get(name, "f64") for name in stage.arrays}
+        buffers = (*self.specialized.row_buffer_of, *self.specialized.column_buffer_of)
+        formats = self.formats | dict.fromkeys(buffers, self.compute)
         for summation in stage.sums:
             formats[PARTIAL + summation.name] = self.compute_of(stage)
         return formats | {s.name: "f64" for s in stage.sums if s.over == "tensor"}

@@ -21,8 +21,8 @@ Roles: TypeAlias = Mapping[str, Tensor]
 
 
 def strides_for(param: Tensor, formats: Iterable[str], specialized: SpecializedRule) -> tuple[int, ...]:
-    """The strides of a parameter's arrays. Noise and blocks count elements row by row."""
-    if any(FORMATS[fmt].is_deferred for fmt in formats):
+    """The strides of a parameter's arrays by element. Noise, blocks and factored states count elements row by row."""
+    if specialized.is_factored or any(FORMATS[fmt].is_deferred for fmt in formats):
         return row_major_strides(param)
     return dense_strides(param, specialized.by_rows)
 

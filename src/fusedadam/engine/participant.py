@@ -14,6 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.factored import shape_in, with_local_in
 from fusedadam.tensors.formats import (
     FORMAT_OF_DTYPE,
     FORMATS,
@@ -24,7 +25,7 @@ from fusedadam.tensors.formats import (
     names_in,
 )
 from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
-from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks, with_local
+from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -158,15 +159,16 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             continue
         for name, array in arrays.items():
             checks.tensor(f"state {name!r}", state[name], FORMAT_OF_DTYPE if array is None else [array.dtype])
-            checks.sharded_as_param(f"state {name!r}", state[name], p.param)
+            by = p.specialized.rule.spaces[role]
+            checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
             here = local(state[name])
             by_block = array is not None and array.by == "block"
-            shape = block_shape(param.shape) if by_block else param.shape
-            wanted = row_major_strides(here) if by_block else strides
+            shape = block_shape(param.shape) if by_block else shape_in(by, param.shape)
+            wanted = row_major_strides(here) if by_block or by != "element" else strides
             is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:
                 copy = copy_with(here.to(param.device), wanted)
-                fresh[name] = sharded_blocks(p.param, copy) if by_block else with_local(p.param, copy)
+                fresh[name] = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
     return fresh
 
 

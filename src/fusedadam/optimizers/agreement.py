@@ -5,6 +5,7 @@ The classes of this package are checked by tests instead, so that importing it s
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,16 @@ def check_class(cls: type[FusedOptimizer]) -> None:
                 f"the rule of {cls.__name__} needs {what}; add it to the arguments of __init__, or to fixed if it is "
                 "always the same"
             )
+
+
+def as_the_rule_says(cls: type[FusedOptimizer]) -> Mapping[str, State]:
+    """The declared states, each with what the rule's signature says that it has a value for."""
+    if not isinstance(cls.states, Mapping):
+        return cls.states  # refused by check_class
+    return {
+        name: dataclasses.replace(state, by=cls.rule.spaces.get(name, "element")) if isinstance(state, State) else state
+        for name, state in cls.states.items()
+    }
 
 
 def check_options(cls: type[FusedOptimizer], options: Group) -> None:

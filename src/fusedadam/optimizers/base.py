@@ -85,6 +85,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not hasattr(cls, "rule"):
             return
         cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
+        if "states" in cls.__dict__:
+            cls.states = agreement.as_the_rule_says(cls)
         # a wrapper may subclass an optimizer for its type alone, as Lightning does, with another __init__
         if "rule" in cls.__dict__ and not cls.__module__.startswith("fusedadam."):
             agreement.check_class(cls)

@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from fusedadam import checks
 from fusedadam.optimizers.storage import States
 from fusedadam.optimizers.stored import from_state_dict, kept_as
+from fusedadam.tensors.factored import distributed_in, shape_in
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape, names_in
-from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -127,7 +127,7 @@ def convert(
     # sharded before torch moves it: a device may have no room for the whole
     loaded, lost_low = {}, False
     for key, state in states.items():
-        sharded = {name: _sharded(name, value, params[key]) for name, value in state.items()}
+        sharded = {name: _sharded(name, value, params[key], _by(name, names.states)) for name, value in state.items()}
         loaded[key] = stored(groups_of[key], params[key], sharded)
         lost_low = lost_low or ("param_low" in sharded and "param_low" not in loaded[key])
     if lost_low:
@@ -151,10 +151,14 @@ def _is_at_zero(state: Mapping[str, Any]) -> bool:
     return isinstance(step, (int, float)) and step == 0
 
 
-def _sharded(name: str, value: Any, param: Tensor) -> Any:
+def _by(role: str, states: States) -> str:
+    return states[role].by if role in states else "element"
+
+
+def _sharded(name: str, value: Any, param: Tensor, by: str) -> Any:
     if name == "step" or not isinstance(value, Tensor):
         return value
-    return from_state_dict(name, distributed_like(value.detach(), param))
+    return from_state_dict(name, distributed_in(by, value.detach(), param))
 
 
 def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
@@ -194,9 +198,9 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
             )
 
 
-def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], param: Tensor) -> None:
+def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], param: Tensor, by: str) -> None:
     """Refuses an array whose dtype or shape is not what its name says."""
-    value, shape = state[name], param.shape
+    value, shape = state[name], shape_in(by, param.shape)
     arrays = arrays_by_suffix()[name.removeprefix(role)]
     in_bytes = any(array.dtype == torch.int16 for array in arrays)  # as state_dict() has them
     dtypes = [*(array.dtype for array in arrays), *([torch.uint8] if in_bytes else [])]
@@ -232,7 +236,7 @@ def _check(
         )
     for role in (*required, "param"):
         for name in names_in(role, state):
-            _check_array(f"{which}: {name!r}", role, name, state, param)
+            _check_array(f"{which}: {name!r}", role, name, state, param, _by(role, states))
     torn = [role for role in required if names_in(role, state) and kept_as(role, state, states) is None]
     if torn:
         names = ", ".join(map(repr, names_in(torn[0], state)))

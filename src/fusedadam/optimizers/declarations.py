@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.tensors.factored import shape_in, with_local_in
 from fusedadam.tensors.shards import local, with_local
 
 Group: TypeAlias = dict[str, Any]
@@ -41,8 +42,9 @@ INITIAL = ("zero", "one", "param")
 class State:
     """A tensor that an optimizer keeps for each parameter.
 
-    ``initial``: zeros, ones, or a copy of the parameter. ``by``: it has a value for each element. ``dtype_option``: the
-    option that names its dtype; None there means the parameter's own.
+    ``initial``: zeros, ones, or a copy of the parameter. ``dtype_option``: the option that names its dtype; None there
+    means the parameter's own. ``by``: what it has a value for, an element, a row, a column or the tensor; the rule's
+    signature says so, and a class takes it from there.
 
     What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
     such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
@@ -52,7 +54,7 @@ class State:
 
     initial: Literal["zero", "one", "param"] = "zero"
     signed: bool = True
-    by: Literal["element"] = "element"
+    by: str = "element"
     dtype_option: str = "state_dtype"
     decay: str | None = None
     maximum_of: str | None = None
@@ -68,7 +70,14 @@ class State:
         empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
-        return with_local(param, empty.fill_(1.0 if self.initial == "one" else 0.0))
+        if self.by != "element":
+            empty = torch.empty(shape_in(self.by, here.shape), dtype=self.dtype_of(here, group), device=here.device)
+        return with_local_in(self.by, param, empty.fill_(1.0 if self.initial == "one" else 0.0))
+
+    def dtype_of(self, param: Tensor, group: Group) -> torch.dtype:
+        """By tensor at least float32: it costs nothing."""
+        dtype = group.get(self.dtype_option) or param.dtype
+        return torch.promote_types(dtype, torch.float32) if self.by == "tensor" else dtype
 
 
 def clips(group: Group) -> bool:

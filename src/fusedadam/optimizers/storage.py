@@ -150,6 +150,8 @@ def format_of(title: str, role: str, states: States) -> Format:
 def may_hold(fmt: Format, role: str, states: States) -> bool:
     if role == "param":
         return fmt.is_for == "weights"
+    if states[role].by != "element":  # there are few of them
+        return fmt.name == "f32"
     is_copy = _kind(role, states) == "copy"
     signs = ("anything", "signed" if states[role].signed else "non-negative")
     return fmt.holds in signs and fmt.is_for in (("weights", "all") if is_copy else ("states", "all"))
@@ -162,6 +164,8 @@ def _kind(role: str, states: States) -> str:
 def _asked(storage: Any, role: str, states: States) -> str:
     """A role that a dict does not name is kept exactly."""
     kind = _kind(role, states)
+    if kind != "param" and states[role].by != "element" and isinstance(storage, str):
+        return EXACT["state"]
     return PRESETS[storage][kind] if isinstance(storage, str) else storage.get(role, EXACT[kind])
 
 

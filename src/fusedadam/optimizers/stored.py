@@ -11,6 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.storage import States, may_hold
+from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape, names_in
 from fusedadam.tensors.formats.plain import F32
 from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
@@ -74,11 +75,16 @@ def arrays_of(
     declared, value = states[role], value_of(role, before, states)
     check_whole(role, before, value)
     if value is not None:
-        _check_shape(role, value, param)
+        _check_shape(role, value, param, declared.by)
     for name in names_in(role, before) if value is not None else ():
-        checks.sharded_as_param(f"state {name!r}", before[name], param)
+        checks.sharded_as_param(f"state {name!r}", before[name], param, declared.by)
     if fmt is None:
         made = declared.new(param, group)
+        if value is not None:
+            local(made).copy_(value)
+        return {role: made}
+    if declared.by != "element":  # plain, in any storage
+        made = declared.new(param, {**group, declared.dtype_option: FORMATS[fmt].arrays[0].dtype})
         if value is not None:
             local(made).copy_(value)
         return {role: made}
@@ -98,11 +104,12 @@ def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
         )
 
 
-def _check_shape(name: str, value: Tensor, param: Tensor) -> None:
-    if value.shape != local(param).shape:
+def _check_shape(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
+    wanted = shape_in(by, local(param).shape)
+    if value.shape != wanted:
+        fits = "they must be equal" if by == "element" else f"with one value for each {by} it must be {tuple(wanted)}"
         raise RuntimeError(
-            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(local(param).shape)}; they must "
-            "be equal"
+            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(local(param).shape)}; {fits}"
         )
 
 
@@ -134,6 +141,8 @@ def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], 
     for role in states:
         fmt = kept_as(role, state, states)
         if fmt is None:
+            continue
+        if states[role].by != "element":  # plain in every file, and converted by the next step
             continue
         wanted = FORMATS[formats[role]] if role in formats else None
         if (wanted is None and len(fmt.arrays) == 1) or (wanted is not None and wanted.arrays == fmt.arrays):

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 from fusedadam.rules.ops import COMPOSED, OPS, SUMS, divide, where
 
 KINDS = ("Value", "Scalar", "Flag")
+# what a role's annotation says that it has a value for
+SPACES = {"Value": "element", "RowValue": "row", "ColumnValue": "column", "TensorValue": "tensor"}
 # what authors may write first, and what it is called here
 MEANT = {"norm": "tensor_norm", "sum": "tensor_sum", "max": "maximum", "min": "minimum", "pow": "power"}
 RESERVED = {  # names that kernels use, and arguments may not have
@@ -71,7 +73,9 @@ class Function:
         if tree.args.vararg or tree.args.kwarg or tree.args.defaults or any(tree.args.kw_defaults):
             self.fail(tree, "a signature with *args, **kwargs or defaults; name every role, scalar and flag")
         arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-        self.kinds = {a.arg: "Value" if helper else self._kind(a) for a in arguments}
+        written = {a.arg: "Value" if helper else self._annotation(a) for a in arguments}
+        self.kinds = {name: "Value" if kind in SPACES else kind for name, kind in written.items()}
+        self.spaces = {name: SPACES[kind] for name, kind in written.items() if kind in SPACES}
         body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
         if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
             self.fail(tree, "the last statement must be `return`")
@@ -81,9 +85,9 @@ class Function:
         line = self.first_line + getattr(node, "lineno", 1) - 1
         raise RuleError(f"rule {self.name} ({self.filename}:{line}): {why}")
 
-    def _kind(self, argument: ast.arg) -> str:
+    def _annotation(self, argument: ast.arg) -> str:
         kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""
-        if kind not in KINDS:
+        if kind not in (*KINDS, *SPACES):
             self.fail(argument, f"say what `{argument.arg}` is: `{argument.arg}: Value`, `: Scalar` or `: Flag`")
         if argument.arg.startswith("_") or argument.arg in RESERVED:
             self.fail(argument, f"`{argument.arg}` is a name that kernels use; choose another")

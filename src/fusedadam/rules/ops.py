@@ -142,6 +142,14 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
     return x.sum(dim=tuple(range(1, x.dim())), keepdim=True) if x.dim() > 1 else x
 
 
+def sum_last(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(dim=-1, keepdim=True)
+
+
+def sum_second_last(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(dim=-2, keepdim=True)
+
+
 def tensor_sum(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
@@ -176,5 +184,7 @@ def _tensors(like: torch.Tensor, a: Any, b: Any) -> tuple[torch.Tensor, torch.Te
 OPS: dict[str, Callable[..., Any]] = {op.__name__: op for op in (abs, maximum, minimum, power, sqrt, where)}
 COMPOSED: dict[str, Callable[..., Any]] = {op.__name__: op for op in (clamp, sign)}
 SUMS: dict[Callable[..., Any], str] = {
-    row_sum: "row", tensor_sum: "tensor", group_sum: "group", total: "all", largest: "all"
+    row_sum: "row", sum_last: "row", sum_second_last: "column", tensor_sum: "tensor", group_sum: "group", total: "all",
+    largest: "all",
 }  # fmt: skip
+FACTORED = (sum_last, sum_second_last)  # rows are then indices of all dimensions but the last, not of the first alone

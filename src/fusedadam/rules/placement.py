@@ -1,9 +1,9 @@
-"""Where each value of a rule is computed: its space (element, row or tensor) and its position.
+"""Where each value of a rule is computed: its space (element, row, column or tensor) and its position.
 
 A rule reads as if a sum were just another value, but a sum is known only when every element has been visited. So each
-value is placed at the first position of its space at which everything it needs is known. What is by row or by tensor in
-an expression by element becomes a value of its own: it is computed once, in float64. Names that are assigned more than
-once get a version for each assignment.
+value is placed at the first position of its space at which everything it needs is known. What is by row, column or
+tensor in an expression by element becomes a value of its own: it is computed once, in float64. Names that are assigned
+more than once get a version for each assignment.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ import ast
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from fusedadam.rules.lowering import RESERVED, Lowering, SumCall
-from fusedadam.rules.ops import SUMS, largest, row_sum
-from fusedadam.rules.positions import START, Position
+from fusedadam.rules.ops import FACTORED, SUMS, largest, row_sum
+from fusedadam.rules.positions import START, Phase, Position
 
-FINENESS = {"element": 2, "row": 1, "tensor": 0, None: -1}
+FINENESS = {"element": 2, "row": 1, "column": 1, "tensor": 0, None: -1}
 
 
 @dataclass(frozen=True)
 class Sum:
-    """``name`` is the sum (or the largest) of ``term``, which is known at ``position``, over each row, tensor, ..."""
+    """``name`` is the sum (or the largest) of ``term``, which is known at ``position``, over each row, tensor, ...
+
+    A sum over a ``"matrix"``, the last two dimensions, is of terms by row, and each row of the matrix gets it.
+    """
 
     name: str
     term: str
@@ -30,6 +34,11 @@ class Sum:
     over: str
     position: Position
     largest: bool
+
+    @property
+    def space(self) -> str:
+        """What there is a sum for."""
+        return {"matrix": "row", "group": "tensor", "all": "tensor"}.get(self.over, self.over)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class Placement:
     """All values that are needed for what is stored and reported, in the order of the rule."""
 
     roles: Sequence[str]
+    spaces: Mapping[str, str]  # of the roles
+    is_factored: bool  # rows are indices of all dimensions but the last
     values: Mapping[str, Placed]
     statements: Sequence[Statement]
     computed_by: Mapping[str, Statement]  # of all values but roles, scalars and sums
@@ -63,11 +74,13 @@ class Placement:
 
 def place(lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], reports: Sequence[str]) -> Placement:
     """``body``: straight-line code; ``stored``: the roles that it assigns and returns; ``reports``: values to keep."""
-    placer = _Placer(lowering)
+    placer = _Placer(lowering, body)
     for statement in body:
         assert isinstance(statement, ast.Assign)
         placer.assign(statement.targets[0], statement.value)
     final = {placer.current[role]: role for role in stored}
+    for value, role in final.items():
+        placer.check_fits(role, value)
     reported = {name: placer.current[name] for name in reports if name in placer.current}
     for name, value in reported.items():
         if placer.values[value].space != "tensor":
@@ -96,14 +109,19 @@ def calls(node: ast.AST, name: str) -> bool:
 class _Placer:
     """Places the values of one statement after the other."""
 
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(self, lowering: Lowering, body: Sequence[ast.stmt]) -> None:
         kinds = lowering.source.kinds
         scalars, self.roles = ([n for n, k in kinds.items() if k == kind] for kind in ("Scalar", "Value"))
-        self.sum_calls = lowering.sums
-        self.by_rows = any(written.op is row_sum for written in lowering.sums.values())
+        self.source, self.spaces, self.sum_calls = lowering.source, lowering.source.spaces, lowering.sums
+        used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        self.is_factored = any(written.op in FACTORED for written in lowering.sums.values()) or any(
+            space in ("row", "column") for role, space in self.spaces.items() if role in used
+        )
+        self.by_rows = self.is_factored or any(written.op is row_sum for written in lowering.sums.values())
         self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
         self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
-        self.values = {name: Placed() for name in scalars} | {name: Placed("element") for name in self.roles}
+        self.values = {name: Placed() for name in scalars}
+        self.values |= {name: Placed(self.spaces[name], START.first_in(self.spaces[name])) for name in self.roles}
         self.current: dict[str, str] = {}  # which version of a name is the present one
         self.statements: list[Statement] = []
         self.computed_by: dict[str, Statement] = {}
@@ -147,8 +165,8 @@ class _Placer:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.sum_calls:
             return self.sum(node.func.id, self.sum_calls[node.func.id], *self.expression(node.args[0]))
         operands, places = zip(*map(self.expression, _operands(node)), strict=True)
-        space = max((placed.space for placed in places), key=FINENESS.__getitem__)
-        # what is by row or tensor in an expression by element is computed by itself, once, in float64
+        space = _joined(placed.space for placed in places)
+        # what is by row, column or tensor in an expression by element is computed by itself, once, in float64
         named = [
             self.named(operand, placed) if placed.space not in (None, space) else operand
             for operand, placed in zip(operands, places, strict=True)
@@ -164,16 +182,34 @@ class _Placer:
         return (isinstance(node, ast.BinOp) or calls(node, "where")) and all(placed.is_condition for placed in chosen)
 
     def named(self, value: ast.expr, placed: Placed) -> ast.Name:
-        return value if isinstance(value, ast.Name) else ast.Name(self.define(["value"], value, placed)[0])
+        is_kept = isinstance(value, ast.Name) and not (value.id in self.roles and placed.space != "element")
+        return value if is_kept else ast.Name(self.define(["value"], value, placed)[0])  # type: ignore[return-value]
+
+    def check_fits(self, role: str, value: str) -> None:
+        """Refuses to store a value by element in a state by row, and the like."""
+        space, wanted = self.values[value].space, self.spaces[role]
+        if _joined([space, wanted]) != wanted:
+            self.source.fail(
+                self.source.tree,
+                f"`{role}` has one value for each {wanted}, and is assigned one for each {space}; sum it first",
+            )
 
     def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
         over = SUMS[written.op]
+        if over == "column" and placed.space == "row":
+            over = "matrix"
+        elif placed.space == "column":
+            self.fail_at(written, "a value by column cannot be summed; sum the elements that it is made of")
+        if written.op is row_sum and self.is_factored:
+            self.fail_at(written, "row_sum is over all dimensions but the first, and does not go with sum_last")
         if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
-            code = ast.unparse(written.node)
-            written.source.fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
+            self.fail_at(written, f"there is nothing to sum, it has one value for each {over}")
         if over in ("group", "all") and placed.space != "tensor":
             term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
         return self.sum_over(over, name, term, placed, written.op is largest)
+
+    def fail_at(self, written: SumCall, why: str) -> NoReturn:
+        written.source.fail(written.node, f"`{ast.unparse(written.node)}`: {why}")
 
     def sum_over(
         self, over: str, name: str, term: ast.expr, placed: Placed, is_largest: bool
@@ -184,9 +220,10 @@ class _Placer:
         for same in self.sums.values():
             if isinstance(term, ast.Name) and (same.term, same.over, same.largest) == (term.id, over, is_largest):
                 return ast.Name(same.name), self.values[same.name]
-        self.sums[name] = Sum(name, self.named(term, placed).id, placed.space, over, placed.position, is_largest)
-        space = over if over in FINENESS else "tensor"
-        self.values[name] = Placed(space, placed.position.next.first_in(space))
+        position = Position(placed.position.round, Phase.COLUMN_SUMS) if over == "column" else placed.position
+        made = Sum(name, self.named(term, placed).id, placed.space, over, position, is_largest)
+        self.sums[name] = made
+        self.values[name] = Placed(made.space, position.next.first_in(made.space))
         return ast.Name(name), self.values[name]
 
     def needed_for(self, stored: Mapping[str, str], reports: Mapping[str, str]) -> Placement:
@@ -198,6 +235,8 @@ class _Placer:
         needed = reachable([*stored, *reports.values()], reads)
         return Placement(
             roles=self.roles,
+            spaces=self.spaces,
+            is_factored=self.is_factored,
             values={name: placed for name, placed in self.values.items() if name in needed},
             statements=[s for s in self.statements if needed & set(s.targets)],
             computed_by={name: statement for name, statement in self.computed_by.items() if name in needed},
@@ -210,17 +249,24 @@ class _Placer:
 def _as_late_as_possible(placement: Placement) -> Placement:
     """Sums are taken just before they are needed: in a round that visits the same roles anyway."""
     values, sums = dict(placement.values), {s.name: s for s in placement.sums}
-    for summation in reversed([s for s in placement.sums if s.over in FINENESS]):
+    for summation in reversed([s for s in placement.sums if s.over in ("row", "column", "matrix", "tensor")]):
         needed_at = [
             values[n].position for n, statement in placement.computed_by.items() if summation.name in statement.reads
         ]
         needed_at += [other.position for other in sums.values() if other.term == summation.name]
         if needed_at:
-            later = [p for p in summation.position.until(min(needed_at)) if p.phase.space == summation.of]
-            position = max(later, default=summation.position)
+            visits, end = summation.position.phase.space, min(needed_at)
+            later = [p for p in summation.position.until(end) if p.phase.space == visits]
+            position = max((p for p in later if p.next.first_in(summation.space) <= end), default=summation.position)
             sums[summation.name] = replace(summation, position=position)
-            values[summation.name] = replace(values[summation.name], position=position.next.first_in(summation.over))
+            values[summation.name] = replace(values[summation.name], position=position.next.first_in(summation.space))
     return replace(placement, values=values, sums=list(sums.values()))
+
+
+def _joined(spaces: Iterable[str | None]) -> str | None:
+    """The space of an expression whose operands have these: the finest; the element, for a row and a column."""
+    found = set(spaces)
+    return "element" if found >= {"row", "column"} else max(found, key=FINENESS.__getitem__)
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:

@@ -1,6 +1,6 @@
 """When a value is known: in which round of a step, and in which phase of that round.
 
-Every round visits all elements, and then decides about rows and tensors with what was summed up on the way.
+Every round visits all elements, and then decides about rows, columns and tensors with what was summed up on the way.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    ELEMENT = 0  # visit all elements: store what is final, add up terms by row or by tensor
-    ROW = 1  # from the rows' sums: values by row, terms to be summed by tensor
-    TENSOR = 2  # from the tensors' sums: values by tensor, terms to be summed by group or over all
-    TENSOR_AFTER_SHARED_SUMS = 3  # from the sums over groups or over all
-    ROW_AFTER_DECISION = 4  # from what was decided by tensor
+    COLUMN_SUMS = 0  # visit all elements, column by column: add up terms by column
+    ELEMENT = 1  # visit all elements: store what is final, add up terms by row or by tensor
+    ROW = 2  # from the rows' sums: values by row, terms to be summed by matrix or by tensor
+    COLUMN = 3  # from the columns' sums: values by column
+    TENSOR = 4  # from the tensors' sums: values by tensor, terms to be summed by group or over all
+    TENSOR_AFTER_SHARED_SUMS = 5  # from the sums over groups or over all
+    ROW_AFTER_DECISION = 6  # from what was decided by matrix or by tensor
+    COLUMN_AFTER_DECISION = 7  # from what was decided by tensor
 
     __hash__ = int.__hash__  # positions are looked up in every step, and Enum's own is slow
 
     @property
     def space(self) -> str:
-        """What there is one value of: an element, a row or a tensor."""
+        """What there is one value for: an element, a row, a column or a tensor."""
         return _SPACES[self]
 
 
-_SPACES = ("element", "row", "tensor", "tensor", "row")  # of each phase
+# of each phase; the first one computes no values of its own, it only adds up
+_SPACES = ("column sum", "element", "row", "column", "tensor", "tensor", "row", "column")
 
 
 class Position(NamedTuple):
@@ -37,7 +41,7 @@ class Position(NamedTuple):
     @property
     def next(self) -> Position:
         if self.phase == max(Phase):
-            return Position(self.round + 1)
+            return Position(self.round + 1, min(Phase))
         return Position(self.round, Phase(self.phase + 1))
 
     def first_in(self, space: str) -> Position:

@@ -18,7 +18,8 @@ The contract for authors:
 - The signature gives the kind of each argument. ``Value``: a role, one of the tensors of a parameter: ``param`` and
   ``grad`` first, then the states under their names in ``optimizer.state``. The code reads as for one element; inside a
   sum a role stands for all of them. ``Scalar``: one number for each parameter and step. ``Flag``: a choice made when
-  the kernel is compiled.
+  the kernel is compiled. A state may also be smaller than its parameter: a ``RowValue`` leaves out the last dimension,
+  a ``ColumnValue`` the second-to-last, a ``TensorValue`` all of them.
 - The body assigns expressions of ``+ - * /``, comparisons (joined by ``&`` and ``|``), numbers, constants of the
   module, the functions of ``fusedadam.ops`` and calls, by position, of helper functions that follow the same rules.
   ``if`` and ``a if flag else b`` ask flags, joined by ``not``, ``and``, ``or``; an elementwise choice is ``where``.
@@ -28,9 +29,11 @@ The contract for authors:
   Everything that is the same for all elements of a parameter belongs there. It uses ``+ - *``, comparisons,
   ``beta ** step`` and ops (``divide`` for ``/``, ``where`` for ``if``), because a step count on a device is a tensor.
   Plain ``/`` is accepted where it rounds the same everywhere, as in ``1 / x``: see ``tracing.py``. The scalars
-  ``row_length`` and ``numel`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
+  ``row_length``, ``last_length``, ``second_last_length``, ``numel`` and ``dtype_eps`` and the flag ``matrix`` (two
+  dimensions or more) come from the parameter itself.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
-  ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64.
+  ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64. For states
+  by row and column there are ``sum_last`` and ``sum_second_last``, over the dimension that each leaves out.
 - ``reports`` names variables of the rule that have one value for each tensor. ``optimizer.report(name)`` reads them
   after a step; a variable that the flags leave out has no report.
 
@@ -47,6 +50,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from fusedadam.rules import tracing
@@ -56,9 +60,13 @@ from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
 from fusedadam.rules.stages import Staged, split_into_stages
 
-__all__ = ["Flag", "Rule", "RuleError", "Scalar", "SpecializedRule", "Value", "Values", "rule"]
+__all__ = ["ColumnValue", "Flag", "RowValue", "Rule", "RuleError", "Scalar", "SpecializedRule", "TensorValue"]
+__all__ += ["Value", "Values", "rule"]
 
 Value: TypeAlias = Any
+RowValue: TypeAlias = Any
+ColumnValue: TypeAlias = Any
+TensorValue: TypeAlias = Any
 Values: TypeAlias = Any
 Scalar: TypeAlias = Any
 Flag: TypeAlias = bool
@@ -67,6 +75,9 @@ Flag: TypeAlias = bool
 PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
     "numel": lambda param: param.numel(),
+    "dtype_eps": lambda param: torch.finfo(param.dtype).eps,
+    "last_length": lambda param: param.shape[-1] if param.dim() else 1,
+    "second_last_length": lambda param: param.shape[-2] if param.dim() > 1 else 1,
 }
 PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
@@ -112,6 +123,12 @@ class Rule:
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
             self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
+        self.spaces: Mapping[str, str] = self._function.spaces  # what each role has a value for
+        for role in self.roles[:2]:
+            if role in ("param", "grad") and self.spaces[role] != "element":
+                self._function.fail(
+                    self._function.tree, f"`{role}` has a value for each element; write `{role}: Value`"
+                )
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
         self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
@@ -247,8 +264,7 @@ def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) 
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
     staged = split_into_stages(lowering, body, outputs, owner.reports, deferred)
-    elements = [stage for stage in staged.stages if stage.space == "element"]
-    read = {name for stage in elements for name in stage.reads}
+    read = {name for stage in staged.stages for name in stage.reads if name in owner.roles}
     asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}
     return SpecializedRule(
         **vars(staged),

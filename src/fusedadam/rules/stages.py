@@ -1,9 +1,10 @@
 """The code of a rule in stages: one if it does not sum, else several, which measure, decide and apply.
 
-``placement.py`` says at which position each value is known; a stage computes the values of one position. Values by row
-and tensor are computed once, in float64, and kept. Values by element are not kept, unless they are roles: a later
-stage computes them again from the roles as they are then stored. Therefore a role that is stored before the last visit
-of the elements is rounded there and then, and every stage that uses it sees the rounded value.
+``placement.py`` says at which position each value is known; a stage computes the values of one position. Values by
+row, column and tensor are computed once, in float64, and kept. Values by element are not kept, unless they are roles:
+a later stage computes them again from the roles as they are then stored. Therefore a role that is stored before the
+last visit of the elements is rounded there and then, and every stage that uses it sees the rounded value. States by
+row, column and tensor are stored by the last stage that still reads their old values.
 
 Some formats cannot be read back halfway (8-bit codes, a weight in two tensors, stochastic rounding). Roles that are
 *deferred* are stored in the last visit only, and all stages compute them from the old values, which are left in place.
@@ -17,27 +18,30 @@ from dataclasses import dataclass, field, replace
 
 from fusedadam.rules.lowering import Lowering, call, define
 from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
-from fusedadam.rules.positions import START, Position
+from fusedadam.rules.positions import START, Phase, Position
 
 __all__ = ["Stage", "Staged", "Sum", "split_into_stages"]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One visit of all elements, rows or tensors.
+    """One visit of all elements, rows, columns or tensors.
 
-    ``update(*reads, *row_values, *scalars)`` returns ``writes``, then the terms of ``sums``.
+    ``update(*reads, *row_values, *column_values, *scalars)`` returns ``writes``, then the terms of ``sums``. When all
+    are visited, ``matrix_sums`` are added up, whose terms are values by row.
     """
 
     position: Position
     space: str
-    reads: tuple[str, ...]  # of its own space: roles, values by row, values by tensor
+    reads: tuple[str, ...]  # of its own space: roles, values by row, by column, by tensor
     writes: tuple[str, ...]
     row_values: tuple[str, ...]  # that an element stage reads
-    scalars: tuple[str, ...]  # values by tensor that an element or row stage reads
+    column_values: tuple[str, ...]  # that an element stage reads
+    scalars: tuple[str, ...]  # values by tensor that a stage of another space reads
     sums: tuple[Sum, ...]
     functions: tuple[str, ...]  # helpers first, then ``update``
     unscales: bool = False  # no later visit reads gradients: if they are scaled, this one stores them unscaled
+    matrix_sums: tuple[Sum, ...] = ()
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -46,7 +50,12 @@ class Stage:
     @property
     def in_segments(self) -> bool:
         """Whether the visit goes row by row, or segment by segment, rather than straight through memory."""
-        return bool(self.row_values or self.sums)
+        return bool(self.row_values or self.column_values or self.sums)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether an element stage adds up columns, and goes down some of them at a time."""
+        return self.position.phase == Phase.COLUMN_SUMS
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,12 @@ class Staged:
     values: tuple[str, ...]  # by tensor, kept on the device
     reports: Mapping[str, str] = field(hash=False)  # name of the report -> value by tensor
     row_buffer_of: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
+    column_buffer_of: Mapping[str, int] = field(hash=False)  # the same for values by column
+    is_factored: bool  # rows are indices of all dimensions but the last, and columns of all but the second-to-last
 
     @property
     def by_rows(self) -> bool:
-        return bool(self.row_buffer_of)
+        return bool(self.row_buffer_of) or self.is_factored
 
     @property
     def has_sums(self) -> bool:
@@ -86,7 +97,9 @@ def split_into_stages(
         shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
         values=tuple(name for name, placed in placement.values.items() if placed.space == "tensor"),
         reports=placement.reports,
-        row_buffer_of=_assign_row_buffers(placement, stages),
+        row_buffer_of=_assign_buffers("row", placement, stages),
+        column_buffer_of=_assign_buffers("column", placement, stages),
+        is_factored=placement.is_factored,
     )
 
 
@@ -106,17 +119,33 @@ class _Emitter:
         self.placement, self.helpers = placement, helpers
         self.values, self.computed_by = placement.values, placement.computed_by
         self.element_sums = [s for s in placement.sums if s.of == "element"]
-        known_at = {role: self.values[name].position.first_in("element") for name, role in placement.stored.items()}
-        self.last = max([*known_at.values(), *(s.position for s in self.element_sums)], default=START)
+        self.roles = [role for role in placement.roles if placement.spaces[role] == "element"]
+        self.stored = {name: role for name, role in placement.stored.items() if role in self.roles}
+        known_at = {role: self.values[name].position.first_in("element") for name, role in self.stored.items()}
+        sums_at = [s.position.first_in("element") for s in self.element_sums]
+        self.last = max([*known_at.values(), *sums_at], default=START)
+        # stored when the elements are next visited anyway: for a sum, or for the last time
+        visited = sorted({self.last, *sums_at})
+        store_at = {role: next(p for p in visited if p >= known) for role, known in known_at.items()}
         in_last_visit = {role: self.last for role in known_at if role in deferred}
-        self.store_at = self.stored_after_last_use({**known_at, **in_last_visit})
+        self.store_at = self.stored_after_last_use({**store_at, **in_last_visit})
+        self.coarse_stores = {
+            name: self.coarse_store_at(name, role) for name, role in placement.stored.items() if role not in self.roles
+        }
 
     def stages(self) -> list[Stage]:
         elements = [self.element_stage(position) for position in self.visits(self.store_at)]
         coarse = {(self.values[n].space, self.values[n].position) for n in self.computed_by}
         coarse |= {(s.of, s.position) for s in self.placement.sums if s.of == "row"}
-        others = [self.coarse_stage(space, at, elements) for space, at in coarse if space in ("row", "tensor")]
+        coarse |= {(self.placement.spaces[self.placement.stored[n]], at) for n, at in self.coarse_stores.items()}
+        others = [self.coarse_stage(space, at, elements) for space, at in coarse if space not in (None, "element")]
         return sorted(elements + others, key=lambda stage: stage.position)
+
+    def coarse_store_at(self, name: str, role: str) -> Position:
+        """When a state by row, column or tensor is stored: by the last stage that reads its old value."""
+        known = self.values[name].position.first_in(self.placement.spaces[role])
+        read_at = [self.values[n].position for n, by in self.computed_by.items() if role in by.reads]
+        return max([known, *read_at])
 
     def stored_after_last_use(self, store_at: Mapping[str, Position]) -> Mapping[str, Position]:
         """When each role is stored: not before a visit that still reads its old value."""
@@ -134,11 +163,11 @@ class _Emitter:
 
     def results(self, position: Position, store_at: Mapping[str, Position]) -> list[str]:
         """The new values of the roles that are stored here."""
-        return [name for name, role in self.placement.stored.items() if store_at[role] == position]
+        return [name for name, role in self.stored.items() if store_at[role] == position]
 
     def visit(self, position: Position, store_at: Mapping[str, Position]) -> _Visit:
-        stored = {name for name, role in self.placement.stored.items() if store_at[role] < position}
-        in_memory = {*self.placement.roles, *stored}
+        stored = {name for name, role in self.stored.items() if store_at[role] < position}
+        in_memory = {*self.roles, *stored}
 
         def is_computed(name: str) -> bool:
             return name not in in_memory and name in self.computed_by and self.values[name].space in (None, "element")
@@ -149,7 +178,7 @@ class _Emitter:
         return _Visit(names & in_memory, computed, names - in_memory - computed)
 
     def element_stage(self, position: Position) -> Stage:
-        visit, stored = self.visit(position, self.store_at), self.placement.stored
+        visit, stored = self.visit(position, self.store_at), self.stored
         body: list[ast.stmt] = []
         for statement in self.in_order(visit.computed):
             body.append(_assignment(statement))
@@ -158,34 +187,42 @@ class _Emitter:
                     rounded = call(f"_stored_{stored[target]}", ast.Name(target))
                     body.append(ast.Assign([ast.Name(target)], rounded))
         roles = {stored.get(name, name): name for name in visit.loaded}
-        reads = {roles[role]: role for role in self.placement.roles if role in roles}
+        reads = {roles[role]: role for role in self.roles if role in roles}
         writes = {name: stored[name] for name in self.results(position, self.store_at)}
         sums = [s for s in self.element_sums if s.position == position]
         return self.stage(position, "element", reads, writes, visit.given, sums, body)
 
     def coarse_stage(self, space: str, position: Position, elements: Sequence[Stage]) -> Stage:
-        """A stage over rows or tensors."""
+        """A stage over rows, columns or tensors."""
         values, computed_by = self.values, self.computed_by
-        sums = [s for s in self.placement.sums if s.of == space == "row" and s.position == position]
+        of_rows = [s for s in self.placement.sums if s.of == space == "row" and s.position == position]
+        sums = [s for s in of_rows if s.over != "matrix"]
         goals = {n for n in computed_by if (values[n].space, values[n].position) == (space, position)}
+        stored = {
+            name: role
+            for name, role in self.placement.stored.items()
+            if self.coarse_stores.get(name) == position and self.placement.spaces[role] == space
+        }
 
         def is_computed(name: str) -> bool:
             return name in goals or (name in computed_by and values[name].space is None)
 
         terms = [s.term for s in sums]
-        names = reachable([*goals, *terms], lambda name: computed_by[name].reads if is_computed(name) else ())
+        names = reachable([*goals, *terms, *stored], lambda name: computed_by[name].reads if is_computed(name) else ())
         computed = {name for name in names if is_computed(name)}
         given = names - computed
         inner = {name for name in given if space == "tensor" or values[name].space == space}
         used_elsewhere = {
-            *(name for stage in elements for name in (*stage.row_values, *stage.scalars)),
+            *(name for stage in elements for name in (*stage.row_values, *stage.column_values, *stage.scalars)),
+            *(name for name, at in self.coarse_stores.items() if at != position),
             *self.placement.reports.values(),
             *(s.term for s in self.placement.sums if s not in sums),
             *(n for name, statement in computed_by.items() if name not in goals for n in statement.reads),
         }
         body = [_assignment(statement) for statement in self.in_order(computed)]
         reads, writes = ({n: n for n in values if n in chosen} for chosen in (inner, goals & used_elsewhere))
-        return self.stage(position, space, reads, writes, given - inner, sums, body)
+        made = self.stage(position, space, reads, writes, given - inner, sums, body, stored)
+        return replace(made, matrix_sums=tuple(s for s in of_rows if s.over == "matrix"))
 
     def in_order(self, computed: set[str]) -> list[Statement]:
         """The statements that compute these values."""
@@ -193,13 +230,16 @@ class _Emitter:
 
     def stage(
         self, position: Position, space: str, reads: Mapping[str, str], writes: Mapping[str, str], given: set[str],
-        sums: Sequence[Sum], body: Sequence[ast.stmt],
+        sums: Sequence[Sum], body: Sequence[ast.stmt], states: Mapping[str, str] | None = None,
     ) -> Stage:  # fmt: skip
-        """``reads`` and ``writes``: names in the code, and what they are called in memory."""
+        """``reads`` and ``writes``: names in the code, and what they are called in memory. ``states``: values that are
+        also stored as states by row, column or tensor."""
         values = self.values
         row_values = [n for n in values if n in given and values[n].space == "row"]
+        column_values = [n for n in values if n in given and values[n].space == "column"]
         scalars = [n for n in values if n in given and values[n].space in (None, "tensor")]
-        arguments = [*reads, *row_values, *scalars]
+        arguments = [*reads, *row_values, *column_values, *scalars]
+        states = states or {}
         # conditions are kept as 1 and 0
         decoded = [
             ast.Assign([ast.Name(n)], ast.Compare(ast.Name(n), [ast.NotEq()], [_number(0)]))
@@ -208,29 +248,33 @@ class _Emitter:
         ]
         encoded: list[ast.expr] = [
             call("where", ast.Name(n), _number(1), _number(0)) if values[n].is_condition else ast.Name(n)
-            for n in (*writes, *(s.term for s in sums))
+            for n in (*writes, *states, *(s.term for s in sums))
         ]
         update = define("update", arguments, [*decoded, *body, ast.Return(ast.Tuple(encoded))])
         return Stage(
-            position, space, tuple(reads.values()), tuple(writes.values()), tuple(row_values), tuple(scalars),
-            tuple(sums), (*self.helpers, update),
+            position, space, tuple(reads.values()), (*writes.values(), *states.values()), tuple(row_values),
+            tuple(column_values), tuple(scalars), tuple(sums), (*self.helpers, update),
         )  # fmt: skip
 
 
-def _assign_row_buffers(placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
-    """A value by row takes the buffer of one that no later stage reads."""
-    sums = {s.name: s.position for s in placement.sums if s.over == "row"}
+def _assign_buffers(space: str, placement: Placement, stages: Sequence[Stage]) -> dict[str, int]:
+    """A value by row, or by column, takes the buffer of one that no later stage reads."""
+    sums = {s.name: s.position for s in placement.sums if s.space == space}
     written_at, last_read_at = dict(sums), dict[str, Position]()
     for stage in stages:
-        names = stage.row_values if stage.space == "element" else stage.reads if stage.space == "row" else ()
+        given = stage.row_values if space == "row" else stage.column_values
+        names = given if stage.space == "element" else stage.reads if stage.space == space else ()
         last_read_at |= dict.fromkeys(names, stage.position)
-        if stage.space == "row":
+        if stage.space == space:
             written_at |= dict.fromkeys(stage.writes, stage.position)
+            last_read_at |= {s.term: stage.position for s in stage.matrix_sums}
     buffer_of: dict[str, int] = {}
     free_from: list[Position] = []  # of each buffer
     for name in sorted((n for n in placement.values if n in written_at), key=written_at.__getitem__):
+        if name in placement.roles:
+            continue
         begin = written_at[name]
-        # a row stage may write over what it reads; an element stage adds up sums while others are still read
+        # a stage of this space may write over what it reads; sums are added up while others are still read
         free = (k for k, since in enumerate(free_from) if since < begin or (since == begin and name not in sums))
         buffer_of[name] = next(free, len(free_from))
         free_from[buffer_of[name] : buffer_of[name] + 1] = [last_read_at.get(name, begin)]

@@ -5,6 +5,8 @@ lane, and the terms of a lane are added one after the other. The lanes are then 
 again until one is left. The segments' sums are added in the same way, in float64, with ``UPPER_LANES`` lanes. Lanes
 without terms are zero and change nothing, so a backend may leave them out.
 
+The terms of a column are added one after the other, in segments of ``COLUMN_SEGMENT`` rows, and the segments as above.
+
 Terms by element are added in the dtype that the rule computes in, everything above them in float64. This module is the
 definition, for torch tensors; the compiled backends give the same bits.
 """
@@ -16,6 +18,7 @@ from torch import Tensor
 
 LANES, UPPER_LANES = 256, 1024
 SEGMENT = {"element": 8192, "row": 1024}  # terms in a segment, by the space of the terms
+COLUMN_SEGMENT = 64
 
 
 def segment_sums(terms: Tensor, segment: int, largest: bool = False) -> Tensor:
@@ -28,6 +31,18 @@ def segment_sums(terms: Tensor, segment: int, largest: bool = False) -> Tensor:
     for k in range(terms.shape[2]):
         lanes = torch.maximum(lanes, terms[:, :, k]) if largest else lanes + terms[:, :, k]
     return _pairs(lanes, largest)
+
+
+def column_segment_sums(terms: Tensor, largest: bool = False) -> Tensor:
+    """The sums of all segments of each column: of (matrices, rows, columns), (matrices, segments, columns)."""
+    matrices, rows, columns = terms.shape
+    segments = -(-rows // COLUMN_SEGMENT)
+    terms = torch.nn.functional.pad(terms, (0, 0, 0, segments * COLUMN_SEGMENT - rows))
+    terms = terms.view(matrices, segments, COLUMN_SEGMENT, columns)
+    sums = torch.zeros_like(terms[:, :, 0])
+    for k in range(min(rows, COLUMN_SEGMENT)):
+        sums = torch.maximum(sums, terms[:, :, k]) if largest else sums + terms[:, :, k]
+    return sums
 
 
 def combine(sums: Tensor, largest: bool = False) -> Tensor:

@@ -65,12 +65,13 @@ def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None]
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     """A stage over elements or rows, divided among threads."""
     chunk_sizes = np.full_like(table.sizes, CHUNK)
-    if stage.in_segments:  # as in the kernel itself
+    if stage.in_segments and not stage.by_columns:  # as in the kernel itself
         chunk_sizes = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
+    chunks = table.column_chunks(kernel.BLOCK) if stage.by_columns else table.chunks(stage, chunk_sizes)
     # backwards, if this is not the first visit: what was visited last is still in the cache
     step = -1 if stage.position > START else 1
-    tensor, first = (np.ascontiguousarray(a[::step], dtype=np.int64) for a in table.chunks(stage, chunk_sizes))
-    worth_threads = int((table.sizes if stage.space == "element" else table.all_rows).sum()) >= THREADS_FROM
+    tensor, first = (np.ascontiguousarray(a[::step], dtype=np.int64) for a in chunks)
+    worth_threads = int(table.counts(stage.space).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
@@ -161,7 +162,7 @@ def _stage_source(table: LaunchTable, stage: Stage, scaled: bool) -> tuple[str, 
 
 def _sums_source(table: LaunchTable, stage: Stage) -> tuple[str, str] | None:
     """The kernel that finishes the sums of a stage, if they need one."""
-    unfinished = [s for s in stage.sums if table.needs_combining(s)]
+    unfinished = [*(s for s in stage.sums if table.needs_combining(s)), *stage.matrix_sums]
     if not unfinished:
         return None
     return f"sums_{table.specialized.rule.name}", sums.combine(unfinished, table.fields, table.formats_of(stage))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.stages import Stage
-from fusedadam.rules.sums import LANES, SEGMENT
+from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
 
@@ -83,12 +83,22 @@ class _Writer:
         return f"_table, {self.fields[name]} * _tensors + _t"
 
     def tensors(self) -> list[str]:
-        stage = self.stage
+        stage, memory = self.stage, self.memory
+        states = [name for name in stage.arrays if name in memory.roles]
+
+        def store(name: str) -> list[str]:
+            value = f"_new_{name}"
+            return memory.store(name, "0", value) if name in states else [f"_store_f64({self.entry(name)}, {value})"]
+
         return [
             "for _t in range(_tensors):",
-            *(f"    {name} = scalar({self.entry(name)})" for name in stage.reads),
+            *(f"    _at_{name} = int64_at({self.entry(name)})" for name in states),
+            *(
+                f"    {name} = {memory.load(name, '0') if name in states else f'scalar({self.entry(name)})'}"
+                for name in stage.reads
+            ),
             f"    {self.results()} = update({', '.join(stage.reads)})",
-            *(f"    _store_f64({self.entry(name)}, _new_{name})" for name in stage.writes),
+            *indented(4, [line for name in stage.writes for line in store(name)]),
         ]
 
     def arrays(self) -> list[str]:
@@ -97,15 +107,20 @@ class _Writer:
             name: name for name in (*self.memory.arrays(stage.arrays), *(f"_part_{s.name}" for s in stage.sums))
         }
         addresses |= {name: f"_here_{name}" for name in stage.row_values}
+        addresses |= {name: name for name in stage.column_values}
         by_element = stage.space == "element"
-        sizes = {"_size": "_size" if by_element else "_all_rows"}
-        if stage.in_segments:
+        sizes = {"_size": {"element": "_size", "row": "_all_rows", "column": "_columns"}[stage.space]}
+        if stage.by_columns:
+            sizes = {name: name for name in ("_width", "_height", "_heaps")}
+        elif stage.in_segments:
             of = ("_width", "_pieces", "_segments") if by_element else ("_all_rows", "_row_segments", "_row_segments")
             sizes = dict(zip(("_width", "_pieces", "_segments"), of, strict=True))
+            sizes |= {"_height": "_height"} if stage.column_values else {}
+        visit = self.columns if stage.by_columns else self.segments if stage.in_segments else self.straight
         return [
             "_next = _end = 0",
             *(f"_lanes_{s.name} = _new()" for s in stage.sums),
-            *(f"_wide_{r} = _new()" for r in stage.row_values),
+            *(f"_wide_{r} = _new()" for r in (*stage.row_values, *stage.column_values) if not stage.by_columns),
             *(f"_wide_{self.memory.formats[r].array_names(r)[-1]} = _new_words()" for r in self.read_by_block),
             *(f"_measured_{r}, _float_{r} = _new_words(), _new_floats()" for r in self.memory.written_by_block),
             "while True:",
@@ -120,7 +135,7 @@ class _Writer:
             *(f"    {name} = scalar({self.entry(name)})" for name in stage.scalars),
             *(f"    {name} = int64_at({self.entry(field)})" for name, field in sizes.items()),
             *indented(4, self.keys()),
-            *indented(4, self.segments() if stage.in_segments else self.straight()),
+            *indented(4, visit()),
         ]
 
     @property
@@ -191,11 +206,21 @@ class _Writer:
                     f"        _put(_wide_{r}, _j, _value)",
                 )
             ),
+            *(
+                line
+                for c in stage.column_values
+                for line in (
+                    "for _r in range(_count):",
+                    "    _matrix = (_first + _r) // _height",
+                    "    for _j in range(_width):",
+                    f"        _put(_wide_{c}, _r * _width + _j, {self.memory.load(c, '_matrix * _width + _j')})",
+                )
+            ),
             *self.elements(
                 "_start",
                 "_count * _terms",
                 [
-                    *(f"{r} = _get(_wide_{r}, _j)" for r in stage.row_values),
+                    *(f"{r} = _get(_wide_{r}, _j)" for r in (*stage.row_values, *stage.column_values)),
                     *visit,
                     # a lane begins at 0: minus zero must not survive here and nowhere else
                     *(f"_put(_lanes_{s.name}, _j, number(0) + _term_{s.name})" for s in stage.sums),
@@ -209,7 +234,9 @@ class _Writer:
             "_start = _row * _width + _piece",
             f"_length = min({segment}, _width - _piece)",
             *(f"{r} = {self.memory.load(r, '_row')}" for r in stage.row_values),
+            *(["_shift = (_row - _row // _height) * _width"] if stage.column_values else []),
         ]
+        visit = [*self.column_values(), *visit]
         if stage.sums:
             lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
             added = [
@@ -239,6 +266,38 @@ class _Writer:
             "    _first += _count",
         ]
 
+    def column_values(self) -> list[str]:
+        """The values of the element's column, which is ``_shift`` before it among the columns of all matrices."""
+        return [f"{c} = {self.memory.load(c, '_i - _shift')}" for c in self.stage.column_values]
+
+    def columns(self) -> list[str]:
+        """Down a segment of up to BLOCK columns, row by row."""
+        stage = self.stage
+        lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
+        added = [
+            f"_put(_lanes_{s.name}, _j, "
+            + (f"maximum({lane[s]}, _term_{s.name}))" if s.largest else f"{lane[s]} + _term_{s.name})")
+            for s in stage.sums
+        ]
+        visit = [*self.column_values(), *self.visit(), *added]
+        return [
+            f"_blocks = (_width + {BLOCK - 1}) // {BLOCK}",
+            "_above = _first // _blocks",
+            f"_column = (_first - _above * _blocks) * {BLOCK}",
+            "_matrix = _above // _heaps",
+            f"_top = (_above - _matrix * _heaps) * {COLUMN_SEGMENT}",
+            f"_terms = min({BLOCK}, _width - _column)",
+            "for _j in range(_terms):",
+            *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
+            f"for _down in range(_top, min(_top + {COLUMN_SEGMENT}, _height)):",
+            "    _row = _matrix * _height + _down",
+            *(f"    {r} = {self.memory.load(r, '_row')}" for r in stage.row_values),
+            *(["    _shift = (_row - _matrix) * _width"] if stage.column_values else []),
+            *indented(4, self.elements("_row * _width + _column", "_terms", visit)),
+            "for _j in range(_terms):",
+            *(f"    _store_part(_at__part_{s.name}, _above * _width + _column + _j, {lane[s]})" for s in stage.sums),
+        ]
+
     def finish(self) -> list[str]:
         """Adds up the terms of each row or segment."""
         finished = [
@@ -254,11 +313,15 @@ class _Writer:
         return [
             *(f"{r} = {memory.load(r, '_i')}" for r in stage.reads),
             *(["grad = divide(grad, _grad_scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
+            f"{self.results()} = update({', '.join(self.arguments())})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
             *(memory.store("grad", "_i", "grad") if self.scaled and memory.stores_grad else []),
         ]
+
+    def arguments(self) -> list[str]:
+        stage = self.stage
+        return [*stage.reads, *stage.row_values, *stage.column_values, *stage.scalars]
 
     def results(self) -> str:
         names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fusedadam.generated import indented
 from fusedadam.rules.stages import Sum
@@ -31,6 +31,9 @@ def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str
         return f"int64_at(_table, {fields[name]} * _tensors + _t)"
 
     for summation in sums:
+        if summation.over in ("column", "matrix"):
+            lines += indented(8, _factored(summation, entry, storage))
+            continue
         partial, by_row = f"_part_{summation.name}", summation.over == "row"
         segments = "_row_segments" if summation.of == "row" else "_segments"
         lines += [
@@ -42,6 +45,25 @@ def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str
             else f"            store_f64(_table, {fields[summation.name]} * _tensors + _t, _sum)",
         ]
     return "\n".join([f"# the sums {', '.join(s.name for s in sums)}", _HEAD.strip("\n"), *lines, ""])
+
+
+def _factored(summation: Sum, entry: Callable[[str], str], storage: Mapping[str, str]) -> list[str]:
+    """The segments of each column; or the values of all rows of a matrix, whose sum each of them gets."""
+    by_column, kept = summation.over == "column", storage[summation.name]
+    source, count = ("_part_" + summation.name, "_heaps") if by_column else (summation.term, "_height")
+    load = f"load_{storage[source]}(_from, {'(_m * _count + _k) * _width + _c' if by_column else '_m * _count + _k'})"
+    into = f"store_{kept}({entry(summation.name)}"
+    return [
+        f"_from, _count, _width = {entry(source)}, {entry(count)}, {entry('_width') if by_column else 1}",
+        f"for _m in range({entry('_matrices')}):",
+        "    for _c in range(_width):",
+        *indented(8, _sum(load, summation.largest)),
+        *(
+            [f"        {into}, _m * _width + _c, _sum)"]
+            if by_column
+            else ["        for _k in range(_count):", f"            {into}, _m * _count + _k, _sum)"]
+        ),
+    ]
 
 
 def across(largest: bool) -> str:

@@ -72,6 +72,7 @@ BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
 FULL_ROWS = RowTile(1, LANES, 1, full=True)  # of the same lengths as the last of these
 ROWS_OF_ROWS = RowTile(1, LANES, 1, warps=4)  # in float64, whose division and square root take long
+COLUMNS = (RowTile(1, 512, 1, warps=4), RowTile(1, 64, 1))  # wide and narrow blocks of columns, down a segment
 TENSORS = 128  # of a tensor stage, or of scalars, handled at a time
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -84,6 +85,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
         stage.position: [
             *_stage(table, stage, chunks),
             *_combine(table, [s for s in stage.sums if table.needs_combining(s)]),
+            *_sum_by_matrix(table, stage.matrix_sums),
         ]
         for stage in table.specialized.stages
     }
@@ -96,6 +98,8 @@ def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[StageKernel
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
         return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
+    if stage.by_columns:
+        return _columns(table, stage)
     if not stage.in_segments:
         return _straight(table, stage, _tile(table, stage))
     launches = []
@@ -130,7 +134,7 @@ def _row_tiles(table: LaunchTable, stage: Stage) -> Iterator[tuple[RowTile, Bool
 def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
-    sizes = table.sizes if stage.space == "element" else table.all_rows
+    sizes = table.counts(stage.space)
     tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
@@ -145,6 +149,17 @@ def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]
         if len(tensor):
             shape = (part.chunk, part.block, *tail)
             launches.append(_launch(table, stage, *chunks, len(tensor), shape, part.warps))
+    return launches
+
+
+def _columns(table: LaunchTable, stage: Stage) -> list[StageKernel]:
+    """Wide blocks of columns, and narrow ones for tensors that would fill less than half of them."""
+    launches = []
+    narrow = table.widths <= COLUMNS[0].lanes // 2
+    for tile, served in zip(COLUMNS, (~narrow, narrow), strict=True):
+        tensor, first = table.column_chunks(tile.lanes, only=served)
+        if len(tensor):
+            launches.append(_launch(table, stage, *_sent(table, tensor, first), len(tensor), (tile.lanes,), tile.warps))
     return launches
 
 
@@ -177,6 +192,22 @@ def _launch(
     return StageKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), scale_at=len(common))
 
 
+def _sum_by_matrix(table: LaunchTable, matrix_sums: Sequence[Sum]) -> list[Ready]:
+    launches = []
+    for largest in dict.fromkeys(s.largest for s in matrix_sums):
+        fields = [(table.fields[s.term], table.fields[s.name]) for s in matrix_sums if s.largest == largest]
+        lanes = _lanes(int(table.heights.max(initial=1)))
+        per_program = UPPER_LANES // lanes
+        chunks = table.in_chunks(table.matrices, np.full(len(table), per_program))
+        kind = tl.float32 if table.compute == "f32" else tl.float64
+        tensor, first = _sent(table, *chunks)
+        arguments: tuple[Any, ...] = (table.on_device, len(table), sent(np.array(fields, dtype=np.int64), table.device))
+        arguments += (tensor, first, table.fields["_height"], table.fields["_all_rows"])
+        arguments += (kind, per_program, lanes, _log(lanes), largest)
+        launches.append(Ready(table.device, sums.sum_by_matrix, (len(tensor), len(fields), 1), arguments, 4))
+    return launches
+
+
 def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Ready]:
     """A launch for each kind of sum: segments into rows, segments into tensors."""
     launches = []
@@ -196,6 +227,15 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Ready]:
             arguments: tuple[Any, ...] = (table.on_device, tensors, sum_fields, tensor, first, table.fields["_rows"])
             arguments += (table.fields["_pieces"], *shape)
             launches.append(Ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
+        elif over == "column":
+            lanes = _lanes(int(table.heaps.max()))
+            per_program = max(1, UPPER_LANES // lanes)
+            counts = table.matrices * table.widths
+            tensor, first = _sent(table, *table.in_chunks(counts, np.full(tensors, per_program)))
+            arguments = (table.on_device, tensors, sum_fields, tensor, first)
+            arguments += tuple(table.fields[name] for name in ("_columns", "_heaps", "_width"))
+            arguments += (dtype, per_program, lanes, _log(lanes), largest)
+            launches.append(Ready(table.device, sums.combine_columns, (len(tensor), len(alike), 1), arguments, 4))
         else:
             lanes = _lanes(int(table.segments[alike[0].of].max()))
             count_field = table.fields["_segments" if element else "_row_segments"]

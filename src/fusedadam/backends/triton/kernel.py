@@ -13,7 +13,7 @@ from fusedadam.backends.triton.load_store import TYPES, LoadStore
 from fusedadam.generated import indented
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
-from fusedadam.rules.sums import SEGMENT
+from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
 from fusedadam.tensors.formats import BLOCK as PER_BLOCK
 from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
@@ -31,12 +31,14 @@ def source(
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     memory = LoadStore(stage, storage, compute, interpreted, roles)
-    return "\n".join([title, *_Writer(stage, fields, memory, scaled and stage.space == "element").lines(), ""])
+    return "\n".join([title, *_Writer(stage, fields, memory, scaled).lines(), ""])
 
 
 class _Writer:
     def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
-        self.stage, self.fields, self.memory, self.scaled = stage, fields, memory, scaled
+        self.stage, self.fields, self.memory = stage, fields, memory
+        self.scaled = scaled and stage.space == "element"
+        self.stops_at_inf = scaled and (stage.space == "element" or any(name in memory.roles for name in stage.writes))
         self.compute = TYPES[memory.compute]
         self.partial_fields = [f"_part_{s.name}" for s in stage.sums]
 
@@ -51,6 +53,8 @@ class _Writer:
         shapes = (
             "BLOCK"
             if stage.space == "tensor"
+            else "LANES"
+            if stage.by_columns
             else "ROWS, LANES, LOG, RUN, FULL, AHEAD"
             if stage.in_segments
             else "CHUNK, BLOCK"
@@ -73,35 +77,54 @@ class _Writer:
         return f"tl.load({table} + {self.fields[name]} * tensors + _t)"
 
     def tensors(self) -> list[str]:
-        places = {name: f"numbers + {self.fields[name]} * tensors + _t" for name in self.stage.arrays}
+        stage, memory = self.stage, self.memory
+        states = [name for name in stage.arrays if name in memory.roles]
+        places = {name: f"numbers + {self.fields[name]} * tensors + _t" for name in stage.arrays}
+        addresses = {
+            name: f"tl.load(table + {self.fields[name]} * tensors + _t, mask=_live, other=0)" for name in states
+        }
+
+        def load(name: str) -> str:
+            if name in states:
+                return memory.load(name, memory.pointers(name), ", mask=_live, other=0")
+            return f"tl.load({places[name]}, mask=_live, other=0)"
+
+        def store(name: str) -> list[str]:
+            if name in states:
+                return memory.store(name, memory.pointers(name), f"_new_{name}", ", mask=_live")
+            return [f"tl.store({places[name]}, _new_{name}, mask=_live)"]
+
         return [
+            *(self.stop_at_inf() if self.stops_at_inf else []),
             "_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "_live = _t < tensors",
-            *(f"{name} = tl.load({places[name]}, mask=_live, other=0)" for name in self.stage.reads),
-            f"{self.results()} = update({', '.join(self.stage.reads)})",
-            *(f"tl.store({places[name]}, _new_{name}, mask=_live)" for name in self.stage.writes),
+            *(f"_at_{name} = {address}" for name, address in addresses.items()),
+            *(f"{name} = {load(name)}" for name in stage.reads),
+            f"{self.results()} = update({', '.join(stage.reads)})",
+            *(line for name in stage.writes for line in store(name)),
         ]
+
+    def stop_at_inf(self) -> list[str]:
+        return ["if tl.load(found_inf) != 0:", "    return"]
 
     def arrays(self) -> list[str]:
         stage, arrays = self.stage, self.memory.arrays(self.stage.arrays)
-        stop_at_inf = [
-            "if tl.load(found_inf) != 0:",
-            "    return",
-            f"_scale = tl.load(grad_scale).to({self.compute})",
-        ]
+        visit = self.columns if stage.by_columns else self.segments if stage.in_segments else self.straight
         # backwards, if this is not the first visit: what was visited last is still in the cache
         chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position > START else "tl.program_id(0)"
         return [
-            *(stop_at_inf if self.scaled else []),
+            *(self.stop_at_inf() if self.stops_at_inf else []),
+            *([f"_scale = tl.load(grad_scale).to({self.compute})"] if self.scaled else []),
             f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
             *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *self.partial_fields)),
             *(f"_at_{name} = {self.entry(f'_here_{name}')}" for name in stage.row_values),
+            *(f"_at_{name} = {self.entry(name)}" for name in stage.column_values),
             *(f"{s} = {self.entry(s, 'numbers')}.to({self.compute})" for s in stage.scalars),
             *self.keys(),
             f"_together = {' | '.join(f'_at_{name}' for name in arrays)}",
-            *(self.segments() if stage.in_segments else self.straight()),
+            *visit(),
         ]
 
     def keys(self) -> list[str]:
@@ -131,7 +154,7 @@ class _Writer:
             return self.straight_and_busy()
         loop = "for _offset in range(0, CHUNK, BLOCK):"
         return [
-            f"_size = {self.entry('_size' if self.stage.space == 'element' else '_all_rows')}",
+            f"_size = {self.entry({'element': '_size', 'row': '_all_rows', 'column': '_columns'}[self.stage.space])}",
             "if (_first + CHUNK <= _size) & (_together % 16 == 0):",
             *indented(4, [*self.pointers(aligned=True), loop]),
             "        _i = tl.multiple_of(_first + _offset, BLOCK) + tl.arange(0, BLOCK)",
@@ -199,6 +222,7 @@ class _Writer:
             f"_width = {self.entry(geometry[0])}",
             f"_pieces = {self.entry(geometry[1])}",
             f"_segments = {self.entry(geometry[2])}",
+            *([f"_height = {self.entry('_height')}"] if stage.column_values else []),
             "_aligned = (_width % 16 == 0) & (_together % 16 == 0)",
             "_turns = tl.minimum((_segments - _first + ROWS - 1) // ROWS, RUN)",
             "for _turn in range(0, _turns):",
@@ -226,10 +250,11 @@ class _Writer:
             *indented(8, self.aligned_columns(loop)),
             "    elif FULL:",
             *indented(8, [*self.pointers(aligned=False), loop]),
-            *indented(12, [*self.tile("_column", aligned=True), *self.visit(mask=""), *self.add()]),
+            *indented(12, [*self.tile("_column", aligned=True), *self.column_values("")]),
+            *indented(12, [*self.visit(mask=""), *self.add()]),
             "    else:",
             *indented(8, [*self.pointers(aligned=False), loop]),
-            *indented(12, self.tile("_column", aligned=False)),
+            *indented(12, [*self.tile("_column", aligned=False), *self.column_values(", mask=_live, other=0")]),
             *indented(12, self.visit(mask=", mask=_live")),
             *(f"            _term_{s.name} = tl.where(_live, _term_{s.name}, 0.0)" for s in stage.sums),
             *indented(12, self.add()),
@@ -242,7 +267,7 @@ class _Writer:
 
     def aligned_columns(self, loop: str) -> list[str]:
         """``AHEAD``: each tile is loaded while the one before it is updated."""
-        here = self.tile("tl.multiple_of(_column, LANES)", aligned=True)
+        here = [*self.tile("tl.multiple_of(_column, LANES)", aligned=True), *self.column_values("")]
         if self.stage.space != "element" or not self.stage.reads:
             return [loop, *indented(4, [*here, *self.visit(mask=""), *self.add()])]
         following = self.tile("tl.multiple_of(_next, LANES)", aligned=True)
@@ -303,8 +328,58 @@ class _Writer:
         mask = ", mask=_live_row, other=0"
         dimensions = "[:, None, None]" if self.memory.by_block else "[:, None]"
         return [
+            *(["_shift = (_row - _row // _height) * _width"] if self.stage.column_values else []),
             *(f"{r} = {self.memory.load(r, pointers, mask)}{dimensions}" for r, pointers in places.items()),
             *(f"_lanes_{s.name} = tl.zeros((ROWS, LANES), {self.compute})" for s in self.stage.sums),
+        ]
+
+    def column_values(self, mask: str) -> list[str]:
+        """The values of each element's column, which is ``_shift`` before it among the columns of all matrices."""
+        dimensions = "[:, None, None]" if self.memory.by_block else "[:, None]"
+        places = {
+            c: {n: f"{pointer} + (_i - _shift{dimensions})" for n, pointer in self.memory.pointers(c).items()}
+            for c in self.stage.column_values
+        }
+        return [f"{c} = {self.memory.load(c, pointers, mask)}" for c, pointers in places.items()]
+
+    def columns(self) -> list[str]:
+        """Down a segment of LANES columns, row by row."""
+        stage = self.stage
+        rows = {r: {n: f"{pointer} + _row" for n, pointer in self.memory.pointers(r).items()} for r in stage.row_values}
+        dimensions = "[:, None, None]" if self.memory.by_block else "[:, None]"
+        down = [
+            f"for _down in range(0, tl.minimum(_height - _top, {COLUMN_SEGMENT})):",
+            "    _row = _matrix * _height + _top + _down + tl.arange(0, 1)",
+            "    _start = _row * _width + _first_column",
+            *(["    _shift = (_row - _matrix) * _width"] if stage.column_values else []),
+            *(f"    {r} = {self.memory.load(r, places, '')}{dimensions}" for r, places in rows.items()),
+        ]
+        return [
+            *(f"{name} = {self.entry(name)}" for name in ("_width", "_height", "_heaps")),
+            "_blocks = (_width + LANES - 1) // LANES",
+            "_above = _first // _blocks",
+            "_first_column = (_first - _above * _blocks) * LANES",
+            "_matrix = _above // _heaps",
+            f"_top = (_above - _matrix * _heaps) * {COLUMN_SEGMENT}",
+            "_longest = tl.minimum(_width - _first_column, LANES).to(tl.int32)",
+            "_live_row = tl.full((1,), True, tl.int1)",
+            *(f"_lanes_{s.name} = tl.zeros((1, LANES), {self.compute})" for s in stage.sums),
+            "if (_longest == LANES) & (_width % 16 == 0) & (_together % 16 == 0):",
+            *indented(4, [*self.pointers(aligned=True), *down]),
+            "        _start = tl.multiple_of(_start, 16)",
+            *indented(8, [*self.tile("0", aligned=True), *self.column_values("")]),
+            *indented(8, [*self.visit(mask=""), *self.add()]),
+            "else:",
+            *indented(4, [*self.pointers(aligned=False), *down]),
+            *indented(8, [*self.tile("0", aligned=False), *self.column_values(", mask=_live, other=0")]),
+            *indented(8, [*self.visit(mask=", mask=_live"), *self.add()]),
+            "_j = tl.arange(0, LANES)[None, :]",
+            "_place = _above * _width + _first_column + _j",
+            *(
+                f"tl.store(_at__part_{s.name}.to(tl.pointer_type({self.compute})) + _place, _lanes_{s.name}, "
+                "mask=_j < _longest)"
+                for s in stage.sums
+            ),
         ]
 
     def add(self) -> list[str]:
@@ -341,7 +416,7 @@ class _Writer:
                 for r in stage.reads
             ),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join([*stage.reads, *stage.row_values, *stage.scalars])})",
+            f"{self.results()} = update({', '.join(self.arguments())})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
             *(self.unscaled(memory.store("grad", places["grad"], "grad", mask)) if memory.stores_grad else []),
@@ -350,6 +425,10 @@ class _Writer:
     def unscaled(self, store: list[str]) -> list[str]:
         """The scale is 1 where a GradScaler has only looked for infinities: then there is nothing to write."""
         return ["if _scale != 1:", *indented(4, store)] if self.scaled else []
+
+    def arguments(self) -> list[str]:
+        stage = self.stage
+        return [*stage.reads, *stage.row_values, *stage.column_values, *stage.scalars]
 
     def results(self) -> str:
         names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]

@@ -67,6 +67,55 @@ def combine_rows(
     tl.store(results + row, fold(lanes, ROWS, LANES, LOG, LARGEST).to(KIND), mask=live)
 
 
+@triton.jit(do_not_specialize=["tensors", "columns_field", "heaps_field", "width_field"])
+def combine_columns(
+    table, tensors, sum_fields, chunk_tensor, chunk_first, columns_field, heaps_field, width_field,
+    KIND: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """One program for some columns of a tensor, and a sum."""
+    t = tl.load(chunk_tensor + tl.program_id(0))
+    s = tl.program_id(1)
+    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    count = tl.load(table + heaps_field * tensors + t)
+    width = tl.load(table + width_field * tensors + t)
+    column = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, COLUMNS)
+    live = column < tl.load(table + columns_field * tensors + t)
+    matrix = column // width
+    first = matrix * count * width + (column - matrix * width)
+    lanes = tl.zeros((COLUMNS, LANES), tl.float64)
+    for begin in range(0, count, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        terms = tl.load(segments + first[:, None] + k * width, mask=live[:, None] & (k < count), other=0)
+        lanes = added(lanes, terms.to(tl.float64), LARGEST)
+    tl.store(results + column, fold(lanes, COLUMNS, LANES, LOG, LARGEST).to(KIND), mask=live)
+
+
+@triton.jit(do_not_specialize=["tensors", "height_field", "rows_field"])
+def sum_by_matrix(
+    table, tensors, sum_fields, chunk_tensor, chunk_first, height_field, rows_field,
+    KIND: tl.constexpr, MATRICES: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """One program for some matrices of a tensor, and a sum: over the values of a matrix's rows, for each of them."""
+    t = tl.load(chunk_tensor + tl.program_id(0))
+    s = tl.program_id(1)
+    terms = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    height = tl.load(table + height_field * tensors + t)
+    matrix = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, MATRICES)
+    live = matrix * height < tl.load(table + rows_field * tensors + t)
+    lanes = tl.zeros((MATRICES, LANES), tl.float64)
+    for begin in range(0, height, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        here = tl.load(terms + matrix[:, None] * height + k, mask=live[:, None] & (k < height), other=0)
+        lanes = added(lanes, here.to(tl.float64), LARGEST)
+    result = fold(lanes, MATRICES, LANES, LOG, LARGEST).to(KIND)[:, None]
+    for begin in range(0, height, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        wide = tl.broadcast_to(result, (MATRICES, LANES))
+        tl.store(results + matrix[:, None] * height + k, wide, mask=live[:, None] & (k < height))
+
+
 @triton.jit
 def across(terms, results, begins, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr):
     """One program a sum: ``terms`` are the addresses of what is added, ``results`` of where the sum goes."""
