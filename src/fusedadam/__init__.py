@@ -8,6 +8,7 @@ from fusedadam.clipping import clip_grad_norm_
 from fusedadam.grouping import param_groups
 from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adadelta import Adadelta
+from fusedadam.optimizers.adafactor import Adafactor
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.adan import Adan
@@ -18,21 +19,23 @@ from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.lion import Lion
+from fusedadam.optimizers.nadam import NAdam
 from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.schedule_free import ScheduleFreeAdamW
 from fusedadam.optimizers.sgd import SGD
-from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+from fusedadam.rules.rule import ColumnValue, Flag, RowValue, Scalar, TensorValue, Value, Values, rule
 
 if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
 __version__ = "0.1.0"
-__all__ = ["SGD", "AdEMAMix", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion"]
-__all__ += ["RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
+__all__ = ["SGD", "AdEMAMix", "Adadelta", "Adafactor", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW"]
+__all__ += ["Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
-__all__ += ["DERIVED", "OPTIONS", "Flag", "FusedOptimizer", "Scalar", "State", "Value", "Values"]
+__all__ += ["DERIVED", "OPTIONS", "ColumnValue", "Flag", "FusedOptimizer", "RowValue", "Scalar", "State"]
+__all__ += ["TensorValue", "Value", "Values"]
 __all__ += ["checks", "ops", "rule"]
 
 

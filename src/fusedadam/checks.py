@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam.tensors.factored import is_sharded_in, shape_in
+from fusedadam.tensors.factored import is_sharded_in
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, local
@@ -299,10 +299,10 @@ def _sharing(
 
 def alike(
     tensors: Mapping[str, Tensor], param: str = "param", where: str = "", by_block: Collection[str] = (),
-    by: Mapping[str, str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> None:  # fmt: skip
     """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. Those ``by_block``
-    have one value for 32 neighbors of the last dimension; ``by`` names those with one for each row and the like."""
+    have one value for 32 neighbors of the last dimension; ``shapes``: of those that leave out dimensions."""
     shape, device = tensors[param].shape, tensors[param].device
     for name, value in tensors.items():
         if name in by_block:
@@ -311,12 +311,11 @@ def alike(
                     f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; it must have "
                     f"one value for {BLOCK} neighbors of the last dimension"
                 )
-        elif by is not None and by.get(name, "element") != "element":
-            wanted = shape_in(by[name], shape)
-            if value.shape != wanted:
+        elif shapes is not None and name in shapes:
+            if tuple(value.shape) != tuple(shapes[name]):
                 raise RuntimeError(
-                    f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; with one value "
-                    f"for each {by[name]} it must be {tuple(wanted)}"
+                    f"{where}{name} has shape {tuple(value.shape)}; for a {param} of shape {tuple(shape)} it must be "
+                    f"{tuple(shapes[name])}"
                 )
         elif value.shape != shape:
             raise RuntimeError(

@@ -43,10 +43,13 @@ BEYOND_ADAM: dict[str, Callable[..., Any]] = {
     "RAdam": functools.partial(fusedadam.RAdam, **ADAM),
     "Adan": functools.partial(fusedadam.Adan, **{**ADAM, "betas": (0.9, 0.7, 0.99)}, no_prox=True),
     "AdEMAMix": functools.partial(fusedadam.AdEMAMix, **{**ADAM, "betas": (0.9, 0.99, 0.999)}, alpha_warmup=3),
+    "NAdam": functools.partial(fusedadam.NAdam, **ADAM, decoupled_weight_decay=True),
+    "Adafactor": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1),
+    "Adafactor clipped": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
     "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
 }
 # where nothing is summed, every bit is that of one process
-BIT_FOR_BIT = {*ELEMENTWISE, "SGD", "RMSpropTF", "RAdam", "Adan", "AdEMAMix"}
+BIT_FOR_BIT = {*ELEMENTWISE, "SGD", "RMSpropTF", "RAdam", "NAdam", "Adan", "AdEMAMix"}
 DTYPES = {"float32": F32, "bfloat16": BF16, "float64": F64}
 SHAPES = {
     "matrix": (6, 20),

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusedadam.engine.member import Member
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
-from fusedadam.tensors.shards import local
+from fusedadam.tensors.shards import local_shape
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -47,13 +47,12 @@ class Geometry:
             self.first_rows = np.array([s.first_row if s else 0 for s in shardings], dtype=np.int64)
         if self.is_factored:
             # here, even without a gradient: other processes may wait for this one's part of a sum
-            shapes = [
-                p.shape if member.whole is None else local(member.whole).shape
-                for p, member in zip(params, members, strict=True)
-            ]
+            wholes = [p if member.whole is None else member.whole for p, member in zip(params, members, strict=True)]
+            shapes = [local_shape(whole) for whole in wholes]
             self.all_rows = np.array([math.prod(shape[:-1]) for shape in shapes], dtype=np.int64)
             self.heights: Int64s = np.array([shape[-2] for shape in shapes], dtype=np.int64)
             self.columns: Int64s = np.array([math.prod(shape[:-2]) * shape[-1] for shape in shapes], dtype=np.int64)
+            self.all_matrices: Int64s = np.array([math.prod(shape[:-2]) for shape in shapes], dtype=np.int64)
             self.matrices: Int64s = self.rows // np.maximum(self.heights, 1)
             self.heaps: Int64s = -(-self.heights // COLUMN_SEGMENT)  # how many segments a column has
         self.segments = {"element": self.rows * self.pieces, "row": -(-self.all_rows // SEGMENT["row"])}

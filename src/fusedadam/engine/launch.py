@@ -53,6 +53,15 @@ class Launch:
         self.stages = backend.prepare(table)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
 
+    def runs_at(self, position: Position) -> bool:
+        """Without a gradient here, states stay as they are."""
+        if position not in self.stages:
+            return False
+        if not self.table.is_absent:
+            return True
+        stage = next(stage for stage in self.table.specialized.stages if stage.position == position)
+        return stage.space == "element" or not any(name in self.table.formats for name in stage.arrays)
+
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
         if not self.needs_tensors:
@@ -162,7 +171,7 @@ class Launches:
         themselves are known only after an all-reduce, and wait for it."""
         stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
         for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
-            having = [k for k, launch in enumerate(self) if position in launch.stages]
+            having = [k for k, launch in enumerate(self) if launch.runs_at(position)]
             waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from ((self[k].stages[position], k) for k in having if k not in waiting)
             yield from ((reduction.run, None) for reduction in self.reductions if reduction.position == position)

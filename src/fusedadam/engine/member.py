@@ -71,6 +71,7 @@ class Member:
         """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh, and
         alike shards."""
         formats = tuple(self.formats.values())
-        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent)
+        cut = self.sharding and (self.sharding.by_row_and_column if self.specialized.is_factored else None)
+        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent, cut)
         runs = self.index_map and self.index_map.is_one_run
         return self.roles["param"].device, self.specialized, formats, self.backend, mesh, runs

@@ -25,7 +25,7 @@ from fusedadam.tensors.formats import (
     names_in,
 )
 from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
-from fusedadam.tensors.shards import is_sharded_like, local, sharded_blocks
+from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -72,6 +72,13 @@ class Participant:
     @property
     def state_arrays(self) -> list[str]:
         return [name for name in self.arrays if name not in ("param", "grad")]
+
+    @property
+    def factored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The local shapes of states that leave out dimensions."""
+        spaces = self.specialized.rule.spaces
+        coarse = [role for role in self.specialized.roles if spaces[role] != "element"]
+        return {role: tuple(shape_in(spaces[role], local_shape(self.param))) for role in coarse}
 
     @property
     def redistributes_grad(self) -> bool:
@@ -163,7 +170,13 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
             here = local(state[name])
             by_block = array is not None and array.by == "block"
-            shape = block_shape(param.shape) if by_block else shape_in(by, param.shape)
+            shape = (
+                block_shape(param.shape)
+                if by_block
+                else param.shape
+                if by == "element"
+                else shape_in(by, local_shape(p.param))
+            )
             wanted = row_major_strides(here) if by_block or by != "element" else strides
             is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:

@@ -82,7 +82,7 @@ class Plan:
         for p, member in zip(participants, members, strict=True):
             by_block = {n for n, array in p.arrays.items() if array is not None and array.by == "block"}
             if not p.is_absent:
-                checks.alike(member.roles, by_block=by_block, by=rule.spaces)
+                checks.alike(member.roles, by_block=by_block, shapes=p.factored_shapes)
         checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
         if is_scaled:
             checks.unscalable([local(p.grad) for p in present if p.grad is not None])

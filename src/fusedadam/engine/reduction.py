@@ -5,6 +5,9 @@ sum. With Shard(1), rows are themselves sharded: the processes exchange one numb
 in the whole parameter, and then every process knows all rows. Of several replicas of a shard one contributes and the
 others send zeros, so that all processes of a mesh take part in the same all-reduce and get the same bits.
 
+Factored states leave out a dimension, and sums for them are over it alone: the processes that share out a row exchange
+one number for each of their rows, and the processes that share out a column one for each of their columns.
+
 The layout of the buffer depends only on the parameters, not on which of them have a gradient on this process: a process
 without gradients sends zeros, and no process waits in vain.
 """
@@ -21,6 +24,7 @@ from torch import Tensor
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import GRADS_ANYWHERE, HAS_GRAD, LaunchTable
 from fusedadam.rules.positions import Phase, Position
+from fusedadam.rules.stages import Sum
 from fusedadam.tensors.transfer import sent
 
 if TYPE_CHECKING:
@@ -30,7 +34,9 @@ if TYPE_CHECKING:
 class ReducedValues(NamedTuple):
     """Values to reduce: ``counts[k]`` of them for the table's k-th parameter, one parameter after the other.
 
-    ``read`` and ``write`` are indices into ``memory``: of the local values, and of the results.
+    ``read`` and ``write`` are indices into ``memory``: of the local values, and of the results. ``over``: the
+    dimensions of the mesh whose processes have terms of the same sums; None if all have. ``copies``: which value each
+    of ``write`` receives, if not one each.
     """
 
     table: LaunchTable
@@ -39,13 +45,18 @@ class ReducedValues(NamedTuple):
     counts: Int64s
     read: Int64s
     write: Int64s
+    over: tuple[int, ...] | None = None
+    copies: Int64s | None = None
 
     def contributed(self) -> Int64s:
         """Which of the values this process contributes: none where another replica does, and only local rows."""
+        if self.over is not None:
+            has_any = np.repeat(self.table.rows > 0, self.counts)
+            return np.flatnonzero(has_any)
         chosen, begin = [np.zeros(0, dtype=np.int64)], 0
         for k, (sharding, count) in enumerate(zip(self.table.shardings, self.counts.tolist(), strict=True)):
             assert sharding is not None
-            if sharding.contributes:
+            if sharding.contributes_rows if self.table.is_factored else sharding.contributes:
                 by_row = self.counts is self.table.all_rows
                 contributed = sharding.first_row + np.arange(self.table.rows[k]) if by_row else np.arange(count)
                 chosen.append(begin + contributed)
@@ -64,10 +75,15 @@ class Exchange(NamedTuple):
 
 
 class Reduction:
-    """One all-reduce over the processes of a mesh, after ``position``."""
+    """One all-reduce over the processes of a mesh, after ``position``; or one for each of the mesh's dimensions
+    ``over`` which the sums are."""
 
-    def __init__(self, position: Position, mesh: DeviceMesh, largest: bool, reduced: Sequence[ReducedValues]) -> None:
-        self.position, self._largest, self._group = position, largest, group_of(mesh)
+    def __init__(
+        self, position: Position, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
+        reduced: Sequence[ReducedValues],
+    ) -> None:  # fmt: skip
+        self.position, self._largest = position, largest
+        self._groups = [group_of(mesh)] if over is None else [mesh.get_group(k) for k in over]
         # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
         for values in reduced:
@@ -97,10 +113,11 @@ class Reduction:
         for exchange in self._exchanges:
             sums[exchange.read_places] = exchange.memory[exchange.read].to(sums.device, sums.dtype)
         buffer = sums if self._buffer is sums else self._buffer.copy_(sums)
-        if self._largest:  # as integers: non-negative floats have the order of their bits, with NaN above infinity
-            dist.all_reduce(buffer.abs_().view(torch.int64), op=dist.ReduceOp.MAX, group=self._group)
-        else:
-            dist.all_reduce(buffer, group=self._group)
+        for group in self._groups:
+            if self._largest:  # as integers: non-negative floats have the order of their bits, with NaN above infinity
+                dist.all_reduce(buffer.abs_().view(torch.int64), op=dist.ReduceOp.MAX, group=group)
+            else:
+                dist.all_reduce(buffer, group=group)
         if buffer is not sums:
             sums.copy_(buffer)
         for exchange in self._exchanges:
@@ -118,7 +135,7 @@ class Reduction:
             read.append(values.read[chosen])
             read_places.append(places[chosen])
             write.append(values.write)
-            write_places.append(places)
+            write_places.append(places if values.copies is None else places[values.copies])
         devices = (memory.device, self._sums.device) * 2
         arrays = (np.concatenate(each) for each in (read, read_places, write, write_places))
         return Exchange(memory, *(sent(array, device) for array, device in zip(arrays, devices, strict=True)))
@@ -126,30 +143,34 @@ class Reduction:
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     """The reductions of a step, in an order that is the same on every process."""
-    found: dict[tuple[Position, bool, DeviceMesh], list[ReducedValues]] = {}
+    found: dict[tuple[Position, bool, DeviceMesh, tuple[int, ...] | None], list[ReducedValues]] = {}
     begun: set[int] = set()
     for position, largest, values in sorted(_reduced_values(tables), key=lambda item: item[0]):
         mesh = values.table.mesh
         assert mesh is not None
-        together = found.setdefault((position, largest, mesh), [])
-        if id(values.table) not in begun:  # its first reduction also counts the processes that have a gradient
+        together = found.setdefault((position, largest, mesh, values.over), [])
+        if (
+            values.over is None and id(values.table) not in begun
+        ):  # its first reduction also counts the processes that have a gradient
             begun.add(id(values.table))
             together.append(_by_tensor(values.table, HAS_GRAD, GRADS_ANYWHERE))
         together.append(values)
 
-    def order(item: tuple[Any, list[ReducedValues]]) -> tuple[Position, int, bool]:
-        (position, largest, _), reduced = item
-        return position, min(int(values.table.member_indices.min()) for values in reduced), largest
+    def order(item: tuple[Any, list[ReducedValues]]) -> tuple[Position, int, bool, tuple[int, ...]]:
+        (position, largest, _, over), reduced = item
+        return position, min(int(values.table.member_indices.min()) for values in reduced), largest, over or ()
 
     return [
-        Reduction(position, mesh, largest, reduced)
-        for (position, largest, mesh), reduced in sorted(found.items(), key=order)
+        Reduction(position, mesh, over, largest, reduced)
+        for (position, largest, mesh, over), reduced in sorted(found.items(), key=order)
     ]
 
 
 def _reduced_values(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, bool, ReducedValues]]:
     for table in tables:
         for stage in table.specialized.stages:
+            if table.is_factored and table.mesh is not None:
+                yield from _factored(table, (*stage.sums, *stage.matrix_sums))
             for summation in stage.sums:
                 # after this phase whole rows have been decided about; sharded rows wait for the other processes
                 when = max(summation.position, Position(summation.position.round, Phase.ROW))
@@ -160,6 +181,36 @@ def _reduced_values(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, b
                     yield when, summation.largest, values
                 elif table.mesh is not None and not table.splits_rows and summation.over == "tensor":
                     yield when, summation.largest, _by_tensor(table, summation.name, summation.name)
+
+
+def _factored(table: LaunchTable, sums: Sequence[Sum]) -> Iterator[tuple[Position, bool, ReducedValues]]:
+    """The sums over one dimension of a parameter that is sharded along it."""
+    sharding = table.shardings[0]
+    assert sharding is not None
+    in_row, in_column = sharding.by_row_and_column
+    for summation in sums:
+        over = {"row": in_row, "column": in_column, "matrix": in_column}.get(summation.over, ())
+        if not over:
+            continue
+        by_row = summation.space == "row"
+        buffers = table.row_buffers if by_row else table.column_buffers
+        buffer_of = table.specialized.row_buffer_of if by_row else table.specialized.column_buffer_of
+        memory, counts, copies = buffers[buffer_of[summation.name]], table.counts(summation.space), None
+        read = write = np.arange(counts.sum())
+        if summation.over == "matrix":  # each row has it, and one of them is enough
+            per_member = zip(table.all_matrices.tolist(), table.heights.tolist(), strict=True)
+            every = [np.repeat(np.arange(n), height) for n, height in per_member]
+            begins = np.cumsum(table.all_matrices) - table.all_matrices
+            copies = np.concatenate([begin + places for begin, places in zip(begins, every, strict=True)])
+            counts = table.all_matrices
+            first_rows = np.zeros(int(counts.sum()), dtype=np.int64)
+            first_rows[copies[::-1]] = write[::-1]
+            read = first_rows
+        yield (
+            summation.position,
+            summation.largest,
+            ReducedValues(table, summation.name, memory, counts, read, write, over, copies),
+        )
 
 
 def _by_tensor(table: LaunchTable, term: str, result: str) -> ReducedValues:

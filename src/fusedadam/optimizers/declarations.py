@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fusedadam import backends, checks
 from fusedadam.tensors.factored import shape_in, with_local_in
-from fusedadam.tensors.shards import local, with_local
+from fusedadam.tensors.shards import local, local_shape, with_local
 
 Group: TypeAlias = dict[str, Any]
 Check: TypeAlias = Callable[[str, Any], object]  # name, value; raises if the option cannot have this value
@@ -71,7 +71,9 @@ class State:
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
         if self.by != "element":
-            empty = torch.empty(shape_in(self.by, here.shape), dtype=self.dtype_of(here, group), device=here.device)
+            empty = torch.empty(
+                shape_in(self.by, local_shape(param)), dtype=self.dtype_of(here, group), device=here.device
+            )
         return with_local_in(self.by, param, empty.fill_(1.0 if self.initial == "one" else 0.0))
 
     def dtype_of(self, param: Tensor, group: Group) -> torch.dtype:

@@ -16,7 +16,7 @@ from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, b
 from fusedadam.tensors.formats.plain import F32
 from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.layout import row_major_strides
-from fusedadam.tensors.shards import local, sharded_blocks, with_local, with_shape
+from fusedadam.tensors.shards import local, local_shape, sharded_blocks, with_local, with_shape
 
 LOW = "param_low"
 
@@ -105,7 +105,7 @@ def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
 
 
 def _check_shape(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
-    wanted = shape_in(by, local(param).shape)
+    wanted = local(param).shape if by == "element" else shape_in(by, local_shape(param))
     if value.shape != wanted:
         fits = "they must be equal" if by == "element" else f"with one value for each {by} it must be {tuple(wanted)}"
         raise RuntimeError(

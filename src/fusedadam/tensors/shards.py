@@ -179,6 +179,15 @@ def index_map(param: Tensor) -> IndexMap:
     return IndexMap(first, count2 * count3, count3, jump1, jump2, jump3)
 
 
+def local_shape(param: Tensor) -> tuple[int, ...]:
+    """The shape of the local shard. A shard without elements may have any that has none; here each dimension is as long
+    as what this process has of it."""
+    here = local(param)
+    if here.numel() or not is_dtensor(param) or param.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+        return tuple(here.shape)
+    return tuple(len(held) if held is not None else 0 for held in (_held(param, k) for k in range(param.dim())))
+
+
 def _held(param: Any, dim: int) -> Tensor | None:
     """Which indices of a dimension this process has; None if torch itself does not know."""
     shape = [1] * param.dim()
@@ -252,6 +261,19 @@ class Sharding(NamedTuple):
     strided: bool  # rows are distributed in strides (as FSDP2 does after tensor parallelism)
     rows: int  # of the whole parameter
     first_row: int  # of the local shard, unless strided
+    along: tuple[tuple[int, ...], ...]  # for each dimension of the parameter, the dimensions of the mesh that shard it
+
+    @property
+    def by_row_and_column(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The dimensions of the mesh that share out each row, and each column: the last two of the parameter."""
+        return self.along[-1], self.along[-2]
+
+    @property
+    def contributes_rows(self) -> bool:
+        """The same as ``contributes``, for what is summed up over whole rows: these are replicas, once each process has
+        added what the others have of its rows."""
+        coordinates: Any = self.mesh.get_coordinate()
+        return self.contributes and all(coordinates[k] == 0 for k in self.along[-1])
 
 
 def sharding_of(param: Tensor) -> Sharding | None:
@@ -280,4 +302,8 @@ def sharding_of(param: Tensor) -> Sharding | None:
             first_row, rows = first_row + begin, min(chunk, rows - begin)
         else:
             splits_rows = True
-    return Sharding(mesh, contributes, splits_rows, strided, int(param.shape[0]), first_row)
+    along = tuple(
+        tuple(k for k, placement in enumerate(placements) if getattr(placement, "dim", None) == dim)
+        for dim in range(param.dim())
+    )
+    return Sharding(mesh, contributes, splits_rows, strided, int(param.shape[0]), first_row, along)
