@@ -83,12 +83,12 @@ def combine_columns(
     live = column < tl.load(table + columns_field * tensors + t)
     matrix = column // width
     first = matrix * count * width + (column - matrix * width)
-    lanes = tl.zeros((COLUMNS, LANES), tl.float64)
+    lanes = tl.zeros((LANES, COLUMNS), tl.float64)  # neighbors in memory side by side
     for begin in range(0, count, LANES):
-        k = begin + tl.arange(0, LANES)[None, :]
-        terms = tl.load(segments + first[:, None] + k * width, mask=live[:, None] & (k < count), other=0)
+        k = begin + tl.arange(0, LANES)[:, None]
+        terms = tl.load(segments + first[None, :] + k * width, mask=live[None, :] & (k < count), other=0)
         lanes = added(lanes, terms.to(tl.float64), LARGEST)
-    tl.store(results + column, fold(lanes, COLUMNS, LANES, LOG, LARGEST).to(KIND), mask=live)
+    tl.store(results + column, fold(tl.trans(lanes), COLUMNS, LANES, LOG, LARGEST).to(KIND), mask=live)
 
 
 @triton.jit(do_not_specialize=["tensors", "height_field", "rows_field"])
