@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import linecache
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,23 +30,22 @@ from fusedadam.optimizers import (
     rmsprop,
     sgd,
 )
+from tests.distributed.world import FSDP2_RUNS_ON_CPU
 
 ROOT = Path(__file__).parents[1]
+SAVED_AS = re.compile(r"# save as (\w+\.py)\n")  # the first line of a block that later blocks of its page import
+
+# Blocks that are not executed here: a block whose first line is one of these, and why.
+EXCEPTIONS = {"# needs a GPU\n": "executed by `pytest -m gpu`"}
+# Pages whose blocks another test executes, each in an empty namespace as well.
+ELSEWHERE = {"docs/using-it-with.md": "tests/trainers/test_documents.py"}
 
 
 def code_blocks(name):
     """Any other way to write one would be missed, and is not used."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert not re.search(r"^ +```|^~~~|```(py|Python)\n", text, re.MULTILINE), name
+    assert not re.search(r"^ +```|^~~~|```(py|Python|python3)\n", text, re.MULTILINE), name
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-# Executed by another test, in its own way.
-ELSEWHERE = {
-    "docs/scale.md": "tests/distributed/test_scale.py",
-    "docs/using-it-with.md": "tests/trainers/test_documents.py",
-}
-NEEDS_A_GPU = "# needs a GPU\n"
 
 
 def pages():
@@ -52,34 +53,45 @@ def pages():
     names = sorted(path.relative_to(ROOT).as_posix() for path in every)
     with_code = [name for name in names if code_blocks(name) and name not in ELSEWHERE]
     for name in with_code:
-        on_gpu = any(block.startswith(NEEDS_A_GPU) for block in code_blocks(name))
         yield pytest.param(name, False, id=name)
-        if on_gpu:
+        if any(block.startswith(tuple(EXCEPTIONS)) for block in code_blocks(name)):
             yield pytest.param(name, True, id=f"{name} on a GPU", marks=pytest.mark.gpu)
 
 
 @pytest.mark.parametrize(("name", "on_gpu"), list(pages()))
-def test_the_code_in_a_document_runs(name, on_gpu, tmp_path, monkeypatch):
-    """In order, each block going on where the last one ended; a reader has a model and batches of their own."""
+def test_every_block_runs_when_it_is_pasted(name, on_gpu, tmp_path, monkeypatch):
+    """In an empty namespace, so that a reader can paste any block by itself."""
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    space = {
-        "torch": torch,
-        "model": torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)),
-        "batches": [torch.randn(8, 4) for _ in range(3)],
-        "evaluate": lambda m: None,
-    }
+    monkeypatch.syspath_prepend(str(tmp_path))
     for k, block in enumerate(code_blocks(name)):
-        if on_gpu or not block.startswith(NEEDS_A_GPU):
-            title = f"<block {k} of {name}>"  # whose source can be read, as that of a notebook's cell: rules need it
-            monkeypatch.setitem(linecache.cache, title, (len(block), None, block.splitlines(True), title))
-            exec(compile(block, title, "exec"), space)
+        if block.startswith(tuple(EXCEPTIONS)) != on_gpu:
+            continue
+        torch.manual_seed(0)
+        title = f"<block {k} of {name}>"  # whose source can be read, as that of a notebook's cell: rules need it
+        if saved := SAVED_AS.match(block):
+            Path(saved[1]).write_text(block, encoding="utf-8")
+        if "init_process_group" in block:  # a process has one default group
+            run_in_a_process(block)
+            continue
+        monkeypatch.setitem(linecache.cache, title, (len(block), None, block.splitlines(True), title))
+        exec(compile(block, title, "exec"), {"__name__": "__main__"})
+    for path in tmp_path.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+
+
+def run_in_a_process(block):
+    if "fully_shard" in block and not FSDP2_RUNS_ON_CPU:
+        pytest.skip(f"fully_shard of torch {torch.__version__} does not run on a CPU")
+    job = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120)
+    assert job.returncode == 0, job.stderr
 
 
 def test_no_block_is_left_out():
     for name, test in ELSEWHERE.items():
         assert code_blocks(name)
         assert name.rpartition("/")[2] in (ROOT / test).read_text(encoding="utf-8")
+    on_gpu = [b for page in pages() for b in code_blocks(page.values[0]) if b.startswith(tuple(EXCEPTIONS))]
+    assert len(on_gpu) <= 2, "most blocks must run on any machine"
 
 
 DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
