@@ -16,6 +16,7 @@ import fusedadam
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # its scripts import each other by name
 
+import api
 import figures
 import reference
 
@@ -72,6 +73,30 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
     assert all(
         f"reference.py: {part} {name} -->" in page.read_text("utf-8") for part in ("formula", "arguments", "cost")
     )
+
+
+def test_every_public_name_is_in_the_api_reference():
+    text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/api").glob("*.md")))
+    headings = set(re.findall(r"^##+ (\S+)$", text, re.MULTILINE))
+    expected = {*fusedadam.__all__} - {"ops", "checks"}  # modules, whose functions follow
+    for module in (fusedadam.functional, fusedadam.ops, fusedadam.schedules):
+        expected |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
+    for name in ("FusedOptimizer", *OPTIMIZERS):
+        members = {m: value for m, value in vars(getattr(fusedadam, name)).items() if not m.startswith("_")}
+        used = {m for m, value in members.items() if callable(value) or isinstance(value, (property, classmethod))}
+        expected |= used - {*api.INTERNAL, *api.DECLARED, *api.OF_TORCH}
+    assert not expected - headings, "run `python tools/reference.py`; does the name have a docstring?"
+    rules = (ROOT / "docs/rules.md").read_text("utf-8")
+    assert all(f"`{check.__name__}`" in rules for check in api.CHECKS)
+
+
+def test_every_message_of_a_rule_error_is_in_the_api_reference():
+    page = (ROOT / "docs/api/rules.md").read_text("utf-8")
+    for title in ("Writing a rule", "Writing an optimizer"):
+        section = (ROOT / "docs/troubleshooting.md").read_text("utf-8").partition(f"\n## {title}\n")[2]
+        entries = re.findall(r"^- .+$", section.partition("\n## ")[0], re.MULTILINE)
+        assert entries
+        assert all(entry in page for entry in entries)
 
 
 # Counted by hand: p, g, m, v are read and p, m, v written, then whatever comes on top.

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from api import api
 from figures import ON_H200, figures, in_words
 
 import fusedadam
@@ -159,6 +160,7 @@ def _described(name: str) -> dict[str, str]:
 
 
 def _markdown(text: str) -> str:
+    text = re.sub(r"`([^`<]+) <(https?:[^>]+)>`_", r"[\1](\2)", text)
     text = re.sub(r":math:`([^`]*)`", r"$\1$", text)
     text = re.sub(r":\w+:`([^`]*)`", r"`\1`", text)
     return text.replace("``", "`").replace("|", r"\|")
@@ -294,7 +296,7 @@ def measured() -> str:
 
 
 PARTS: Mapping[str, Callable[..., str]] = {
-    made.__name__: made for made in (formula, arguments, cost, costs, rule, provided, cann, npu, missing, measured)
+    made.__name__: made for made in (formula, arguments, cost, costs, rule, provided, cann, npu, missing, measured, api)
 }
 
 if __name__ == "__main__":

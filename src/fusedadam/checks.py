@@ -85,11 +85,13 @@ def warmup_steps(name: str, value: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of the ``allowed`` strings; fix them with ``functools.partial(one_of, allowed=(...))``."""
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
 def fraction(name: str, value: Any) -> float:
+    """A number from 0 to 1, both included."""
     if not 0 <= (part := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
     return part
@@ -101,7 +103,7 @@ def mode(value: Any) -> None:
 
 
 def betas(name: str, value: Any, count: int = 2) -> None:
-    """A tuple of ``count`` numbers in [0, 1)."""
+    """A tuple of ``count`` numbers in [0, 1); for three, use ``functools.partial(betas, count=3)``."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be {count} numbers in [0, 1)")
     if len(value) != count:
@@ -111,6 +113,7 @@ def betas(name: str, value: Any, count: int = 2) -> None:
 
 
 def boolean(name: str, value: Any, or_none: bool = False) -> None:
+    """True or False."""
     if not isinstance(value, bool) and not (or_none and value is None):
         raise TypeError(f"{name}={value!r} must be True or False{' or None' if or_none else ''}")
 
