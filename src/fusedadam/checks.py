@@ -69,7 +69,7 @@ def largest_norm(name: str, value: Any) -> float:
 def max_grad_norm(name: str, value: Any) -> None:
     if value is not None and not real(name, value) >= 0:
         raise ValueError(
-            f"{name}={value!r} is out of range; it must be above 0 (infinity only takes the norm), or 0 or "
+            f"{name}={value!r} is out of range; it must be above 0 (inf computes the norm without clipping), or 0 or "
             "None for no clipping"
         )
 
