@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import linecache
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 
 import fusedadam
 from fusedadam import clipping, functional, grouping, in_backward, schedules
+from fusedadam.__main__ import COMMANDS
 from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import (
@@ -84,6 +87,40 @@ def run_in_a_process(block):
         pytest.skip(f"fully_shard of torch {torch.__version__} does not run on a CPU")
     job = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120)
     assert job.returncode == 0, job.stderr
+
+
+def shell_blocks():
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            yield pytest.param(block, id=f"{path.name}: {block.splitlines()[0][:40]}")
+
+
+@pytest.mark.parametrize("block", list(shell_blocks()))
+def test_shell_blocks_run_or_name_what_exists(block, tmp_path, capsys):
+    """A block that writes its own script is executed; of others, which take long, targets and options are checked."""
+    if block.startswith("cat > "):
+        here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        job = subprocess.run(
+            ["bash", "-ec", block], cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120
+        )
+        assert job.returncode == 0, job.stderr
+        return
+    for line in block.splitlines():
+        words = line.partition("#")[0].split()
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), line
+        elif words[0] == "pip":
+            assert words[1] in ("install", "wheel"), line
+            assert words[-1] in (".", "dist/fusedadam-*.whl"), line
+        else:
+            command = words[words.index("fusedadam") + 1]
+            assert command in COMMANDS, line
+            options = [word for word in words[words.index(command) :] if word.startswith("--")]
+            if command != "run":  # whose options are the script's
+                with pytest.raises(SystemExit):
+                    importlib.import_module(f"fusedadam.cli.{command}").main(["--help"])
+                said = capsys.readouterr().out
+                assert all(option in said for option in options), line
 
 
 def test_no_block_is_left_out():

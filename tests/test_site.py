@@ -159,6 +159,18 @@ def test_every_room_is_in_the_architecture_and_every_file_that_it_names_exists()
         assert (PACKAGE / path).exists(), path
 
 
+def test_tables_have_headings():
+    for path in reference.documents():
+        for row in re.findall(r"^\|(.*)\|\n\|[-|]+\|$", path.read_text("utf-8"), re.MULTILINE):
+            assert all(cell.strip() for cell in row.split("|")), f"{path.relative_to(ROOT)}: |{row}|"
+
+
+def test_the_search_finds_what_people_look_for():
+    text = " ".join(path.read_text("utf-8") for path in reference.documents())
+    for word in ("deterministic", "DDP", "API", "requirements", "sharded", "sync"):
+        assert re.search(rf"\b{word}\b", text, re.IGNORECASE), word
+
+
 def slug(heading: str) -> str:
     """The anchor that code hosts and the site both give to a heading."""
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()

@@ -180,7 +180,7 @@ def cost(name: str) -> str:
 
 
 def costs() -> str:
-    rows = ["| | a step moves, float32 | bfloat16 | state, float32 | bfloat16 |", "|---|---|---|---|---|"]
+    rows = ["| optimizer | a step moves: float32 | bfloat16 | state: float32 | bfloat16 |", "|---|---|---|---|---|"]
     for name, variants in VARIANTS.items():
         _, options, shape = variants[0]
         both = [bytes_a_parameter(name, options, shape, dtype, None) for dtype in DTYPES.values()]

@@ -1,4 +1,4 @@
-"""fusedadam: the Adam family for PyTorch, fused, at the speed of memory, on any device, in Python."""
+"""fusedadam: the Adam family for PyTorch, fused: one pass over memory per step, on CPU and GPU, in plain Python."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW", "Lamb", "Lion"]
 __all__ += ["RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]
