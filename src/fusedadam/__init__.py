@@ -1,4 +1,4 @@
-"""fusedadam: the Adam family for PyTorch, fused: optimizer steps at memory bandwidth, on CPU and GPU, in plain Python."""
+"""The Adam family for PyTorch, fused: optimizer steps at memory bandwidth, on CPU and GPU, in plain Python."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
