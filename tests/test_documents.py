@@ -89,6 +89,19 @@ def run_in_a_process(block):
     assert job.returncode == 0, job.stderr
 
 
+def sessions():
+    """Blocks that show Python's prompt."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        found = re.findall(r"^```\n(>>> .*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        yield from (pytest.param(text, id=f"{path.name}: {text.splitlines()[1]}") for text in found)
+
+
+@pytest.mark.parametrize("text", list(sessions()))
+def test_sessions_show_what_python_prints(text):
+    test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
+    assert not doctest.DocTestRunner().run(test).failed
+
+
 def shell_blocks():
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):

@@ -263,8 +263,18 @@ def body(function: Any) -> str:
         rows = [f"| `{name}` | {text} |" for name, text in arguments]
         parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]))
     if example:
-        parts.append(f"```\n{example}\n```")
+        parts.append(f"```\n{_imports(example)}\n{example}\n```")
     return "\n\n".join(parts)
+
+
+def _imports(example: str) -> str:
+    """What a docstring takes for granted, so that the example runs when it is pasted."""
+    used = {*re.findall(r"\b\w+", example)}
+    lines = ["import torch"] if "torch" in used else []
+    for module in (fusedadam, functional, schedules):
+        names = sorted(used & {*module.__all__})
+        lines += [f"from {module.__name__} import {', '.join(names)}"] if names else []
+    return "\n".join(f">>> {line}" for line in lines)
 
 
 def _sections(function: Any) -> tuple[str, list[tuple[str, str]], str]:

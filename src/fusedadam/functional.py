@@ -1,4 +1,4 @@
-"""The operators, for people who hold their own tensors. Each takes one tensor a role, or a list of them, in place."""
+"""The updates as functions on your own tensors, in place. Each role is one tensor, or a list of tensors."""
 
 from __future__ import annotations
 
