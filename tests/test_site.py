@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -16,12 +17,16 @@ import fusedadam
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # its scripts import each other by name
 
+import api
 import figures
 import reference
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/fusedadam"
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+# What readers search for, and a page that must come up
+SEARCHED = {"deterministic": "numerics.html", "DDP": "scale.html", "API": "api/index.html", "sharded": "scale.html"}
+SEARCHED |= {"requirements": "start.html", "sync": "optimizers/clipping.html", "grad_norm": "api/optimizers.html"}
 OPTIMIZERS = [name for name in fusedadam.__all__ if hasattr(getattr(fusedadam, name), "rule")]
 
 
@@ -44,6 +49,13 @@ def test_the_site_builds_and_is_complete_in_itself(tmp_path):
     own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "adan", "ademamix")
     for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw", *own):
         assert "<math" in pages[f"optimizers/{name}.html"]
+    # search works from disk too: its index is a script, and what stands in for a worker comes with the site
+    assert (tmp_path / "search/search_index.js").exists()
+    assert 'src="assets/iframe-worker.js"' in pages["index.html"]
+    found = json.loads((tmp_path / "search/search_index.json").read_text("utf-8"))["docs"]
+    for word, page in SEARCHED.items():
+        entries = [entry for entry in found if entry["location"].partition("#")[0] == page]
+        assert any(re.search(rf"\b{word}\b", entry["title"] + entry["text"], re.IGNORECASE) for entry in entries), word
     assert "class Transformer" in re.sub(r"<[^>]+>", "", pages["examples.html"])
 
 
@@ -72,6 +84,30 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
     assert all(
         f"reference.py: {part} {name} -->" in page.read_text("utf-8") for part in ("formula", "arguments", "cost")
     )
+
+
+def test_every_public_name_is_in_the_api_reference():
+    text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/api").glob("*.md")))
+    headings = set(re.findall(r"^##+ (\S+)$", text, re.MULTILINE))
+    expected = {*fusedadam.__all__} - {"ops", "checks"}  # modules, whose functions follow
+    for module in (fusedadam.functional, fusedadam.ops, fusedadam.schedules):
+        expected |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
+    for name in ("FusedOptimizer", *OPTIMIZERS):
+        members = {m: value for m, value in vars(getattr(fusedadam, name)).items() if not m.startswith("_")}
+        used = {m for m, value in members.items() if callable(value) or isinstance(value, (property, classmethod))}
+        expected |= used - {*api.INTERNAL, *api.DECLARED, *api.OF_TORCH}
+    assert not expected - headings, "run `python tools/reference.py`; does the name have a docstring?"
+    rules = (ROOT / "docs/rules.md").read_text("utf-8")
+    assert all(f"`{check.__name__}`" in rules for check in api.CHECKS)
+
+
+def test_every_message_of_a_rule_error_is_in_the_api_reference():
+    page = (ROOT / "docs/api/rules.md").read_text("utf-8")
+    for title in ("Writing a rule", "Writing an optimizer"):
+        section = (ROOT / "docs/troubleshooting.md").read_text("utf-8").partition(f"\n## {title}\n")[2]
+        entries = re.findall(r"^- .+$", section.partition("\n## ")[0], re.MULTILINE)
+        assert entries
+        assert all(entry in page for entry in entries)
 
 
 # Counted by hand: p, g, m, v are read and p, m, v written, then whatever comes on top.
@@ -132,6 +168,12 @@ def test_every_room_is_in_the_architecture_and_every_file_that_it_names_exists()
     assert set(re.findall(r"`([a-z_]+(?:\.py|/))`", said)) == files | folders
     for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", said):
         assert (PACKAGE / path).exists(), path
+
+
+def test_tables_have_headings():
+    for path in reference.documents():
+        for row in re.findall(r"^\|(.*)\|\n\|[-|]+\|$", path.read_text("utf-8"), re.MULTILINE):
+            assert all(cell.strip() for cell in row.split("|")), f"{path.relative_to(ROOT)}: |{row}|"
 
 
 def slug(heading: str) -> str:

@@ -86,7 +86,7 @@ def picture() -> str:
     text(MARGIN, 32, "One optimizer.step() on an NVIDIA H200", fontsize=18, weight="bold")
     for x, color, words in (
         (MARGIN, "ours", "fusedadam"),
-        (MARGIN + 110, "peer", "the peer: its time is the whole bar"),
+        (MARGIN + 110, "peer", "baseline: the full bar"),
     ):
         bar(x, 45, 12, 12, color)
         text(x + 18, 56, words, "quiet")
@@ -95,7 +95,7 @@ def picture() -> str:
         ours, _, peer, theirs, ratio = known[what]
         y, part = TOP + k * ROW, round(length * float(ours) / float(theirs))
         text(MARGIN, y + 20, title)
-        text(right - 60, y + 20, f"against {peer.replace('`', '')}", "quiet", ha="right", fontsize=14)
+        text(right - 60, y + 20, f"vs. {peer.replace('`', '')}", "quiet", ha="right", fontsize=14)
         text(right, y + 20, f"{ratio} \u00d7", ha="right", weight="bold")
         bar(MARGIN, y + 28, length, BAR, "peer")
         bar(MARGIN, y + 28, part, BAR, "ours")

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changes.md",
     "examples/README.md": "examples.md",
 }
+PAGES = "docs/which-page.md"  # part of the front page
 LIVES_AT = {page: source for source, page in ELSEWHERE.items()}
 LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<path>[^()#\s:]+)(?P<anchor>#[^()\s]*)?\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -33,7 +34,8 @@ FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>',
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in ELSEWHERE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text + _examples() if page == "examples.md" else text))
+        made = {"examples.md": lambda text: text + _examples(), "index.md": _front}.get(page, str)
+        files.append(File.generated(config, page, content=made(text)))
     return files
 
 
@@ -60,7 +62,9 @@ def _relink(markdown: str, source: str, page: str) -> str:
         anchor = link["anchor"] or ""
         if target.startswith("examples/") and target.endswith(".py"):
             target, anchor = "examples/README.md", "#" + posixpath.basename(target).replace(".", "")
-        if target in ELSEWHERE:
+        if target == PAGES:
+            there, anchor = "index.md", "#which-page-do-i-need"
+        elif target in ELSEWHERE:
             there = ELSEWHERE[target]
         elif target.startswith("docs/"):
             there = target.removeprefix("docs/")
@@ -71,6 +75,14 @@ def _relink(markdown: str, source: str, page: str) -> str:
         return f"{link['image']}[{link['words']}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
 
     return LINK.sub(relinked, markdown)
+
+
+def _front(readme: str) -> str:
+    """The README, with the list of pages at the top: a reader of the site has come to find one."""
+    pages = (ROOT / PAGES).read_text(encoding="utf-8").replace("](../", "](").replace("](", "](docs/")
+    pages = re.sub(r"\]\(docs/(CONTRIBUTING|examples/)", r"](\1", pages)
+    title, _, rest = readme.partition("\n\n")
+    return f"{title}\n\n#{pages}\n## What it is\n{rest}"
 
 
 def _examples() -> str:

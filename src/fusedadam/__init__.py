@@ -1,4 +1,4 @@
-"""fusedadam: the Adam family for PyTorch, fused, at the speed of memory, on any device, in Python."""
+"""The Adam family for PyTorch, fused: optimizer steps at memory bandwidth, on CPU and GPU, in plain Python."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from fusedadam.rules.rule import ColumnValue, Flag, RowValue, Scalar, TensorValu
 if TYPE_CHECKING:
     from fusedadam import ascend as ascend
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adafactor", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW"]
 __all__ += ["Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]

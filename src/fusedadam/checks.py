@@ -90,7 +90,7 @@ def largest_norm(name: str, value: Any) -> float:
 def max_grad_norm(name: str, value: Any) -> None:
     if value is not None and not real(name, value) >= 0:
         raise ValueError(
-            f"{name}={value!r} is out of range; it must be above 0 (infinity only takes the norm), or 0 or "
+            f"{name}={value!r} is out of range; it must be above 0 (inf computes the norm without clipping), or 0 or "
             "None for no clipping"
         )
 
@@ -106,11 +106,13 @@ def warmup_steps(name: str, value: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of the ``allowed`` strings; fix them with ``functools.partial(one_of, allowed=(...))``."""
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
 def fraction(name: str, value: Any) -> float:
+    """A number from 0 to 1, both included."""
     if not 0 <= (part := real(name, value)) <= 1:
         raise ValueError(f"{name}={value!r} is out of range; it must be in [0, 1]")
     return part
@@ -122,7 +124,7 @@ def mode(value: Any) -> None:
 
 
 def betas(name: str, value: Any, count: int = 2) -> None:
-    """A tuple of ``count`` numbers in [0, 1)."""
+    """A tuple of ``count`` numbers in [0, 1); for three, use ``functools.partial(betas, count=3)``."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be {count} numbers in [0, 1)")
     if len(value) != count:
@@ -132,6 +134,7 @@ def betas(name: str, value: Any, count: int = 2) -> None:
 
 
 def boolean(name: str, value: Any, or_none: bool = False) -> None:
+    """True or False."""
     if not isinstance(value, bool) and not (or_none and value is None):
         raise TypeError(f"{name}={value!r} must be True or False{' or None' if or_none else ''}")
 

@@ -60,9 +60,9 @@ def clip_grad_norm_(
     before clipping.
 
     The same as :func:`torch.nn.utils.clip_grad_norm_`, fused: gradients are read once for the norm and once to be
-    scaled, and nothing waits for the device. If the norm is infinite, finite gradients become 0 and infinite ones NaN;
+    scaled, without a host-device sync. If the norm is infinite, finite gradients become 0 and infinite ones NaN;
     if it is NaN, all become NaN. With ``error_if_nonfinite`` both raise instead, before any gradient is changed; that
-    waits for the device.
+    is a host-device sync.
 
     The norm of a sharded gradient (a DTensor) is the norm of the whole: every process that has a shard must call this
     function. Gradients with a Partial placement are reduced first, and ``grad`` holds the sum afterwards.
@@ -72,7 +72,7 @@ def clip_grad_norm_(
 
     Args:
         parameters: one parameter, or several; parameters without a gradient are skipped
-        max_norm: the largest norm allowed; infinity only computes the norm
+        max_norm: the largest norm allowed; ``inf`` computes the norm without clipping
         norm_type: any p > 0 of a p-norm, ``float("inf")`` for the largest absolute value
         error_if_nonfinite: raise RuntimeError if the norm is NaN or infinite
         foreach: accepted as in torch, and ignored

@@ -1,4 +1,4 @@
-"""The operators, for people who hold their own tensors. Each takes one tensor a role, or a list of them, in place."""
+"""The updates as functions on your own tensors, in place. Each role is one tensor, or a list of tensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def adamw_(
         grad: the gradient, or a list of them; it is only read
         exp_avg: the first moment, or a list of them; it is updated
         exp_avg_sq: the second moment, or a list of them; it is updated
-        max_exp_avg_sq: AMSGrad's running maximum, needed with ``amsgrad``, and else not touched
+        max_exp_avg_sq: AMSGrad's running maximum, required with ``amsgrad``, otherwise unused
         step: which step this is, the first being 1: an int, an integer tensor of one element, or a list of them
         lr: learning rate
         beta1: decay of the first moment
@@ -64,7 +64,7 @@ def adamw_(
         weight_decay: decoupled weight decay
         eps: added to the denominator
         amsgrad: divide by the largest second moment so far
-        maximize: go up the gradient instead of down
+        maximize: ascend the gradient instead of descending it
         backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
 
     Example:

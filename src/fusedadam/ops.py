@@ -1,4 +1,4 @@
-"""The functions that rules and their scalars may call; docs/rules.md has what each of them means.
+"""The functions that rules and their scalars may call.
 
 from fusedadam.ops import sqrt, tensor_sum, where
 """

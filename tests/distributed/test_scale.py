@@ -1,11 +1,9 @@
-"""docs/scale.md: benchmarks/scale.py prints its tables, real process groups send what its formula says, and its code
-runs."""
+"""docs/scale.md: benchmarks/scale.py prints its tables, and real process groups send what its formula says."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fusedadam
-from tests.distributed.world import NEEDS_FSDP2_ON_CPU, World
+from tests.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/scale.md"
@@ -163,23 +161,3 @@ def test_states_have_the_bytes_that_the_script_says() -> None:
     for name, (make, options) in CHOICES.items():
         expected = 12 if make is fusedadam.EmaAdamW else 8
         assert scale.bytes_of_state(make, torch.float32, **options) == expected, name
-
-
-def execute_document(folder: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    space = {"torch": torch, "model": model, "evaluate": lambda m: m(torch.ones(1, 4)), "__name__": "document"}
-    space["batches"] = [torch.randn(8, 4) for _ in range(3)]
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        for block in blocks:
-            exec(compile(block, DOCUMENT.name, "exec"), space)
-    finally:
-        os.chdir(before)
-
-
-@NEEDS_FSDP2_ON_CPU
-def test_the_code_of_the_document_runs(one: World, tmp_path: Path) -> None:
-    one.run(execute_document, str(tmp_path))

@@ -76,7 +76,7 @@ def npu_apply_adam_w(
         max_grad_norm: despite its name AMSGrad's running maximum of ``v``; needed with ``amsgrad``, which updates it,
             and otherwise not looked at
         amsgrad: divide by the largest second moment so far; None means False
-        maximize: go up the gradient instead of down; None means False
+        maximize: ascend the gradient instead of descending it; None means False
         out: ``(var, m, v)``, the parameter and its moments, of one dtype: float32, float16 or bfloat16
 
     Example:

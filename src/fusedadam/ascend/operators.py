@@ -77,7 +77,7 @@ def npu_apply_fused_adamw_v2(
         step: which step this is, the first being 1: an int64 tensor of one element, or an int
         lr, beta1, beta2, weight_decay, eps: float32 attributes: they are rounded to it before anything is computed
         amsgrad: divide by the largest second moment so far
-        maximize: go up the gradient instead of down
+        maximize: ascend the gradient instead of descending it
 
     Example:
         >>> var, grad, m, v = (torch.full((2,), value) for value in (0.5, 0.5, 0.9, 0.9))

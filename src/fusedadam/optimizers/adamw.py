@@ -87,30 +87,29 @@ class AdamW(FusedOptimizer):
         eps: added to the denominator
         weight_decay: decoupled weight decay
         amsgrad: divide by the largest second moment so far
-        max_grad_norm: clips gradients, on the way into the update, so that the norm of all of them together is at most
-            this, as after :func:`torch.nn.utils.clip_grad_norm_`; ``p.grad`` stays as it is, and
-            ``optimizer.grad_norm`` has the norm before clipping. A group with None or 0 is neither counted nor clipped;
-            infinity only computes the norm
+        max_grad_norm: clips the update's gradients to this global norm, as :func:`torch.nn.utils.clip_grad_norm_` does,
+            but leaves ``p.grad`` unchanged; ``optimizer.grad_norm`` is the norm before clipping. A group with None or 0
+            is neither counted nor clipped; ``inf`` computes the norm without clipping
         peak_lr: the largest learning rate of the schedule. With it, weights are multiplied by
-            :math:`1 - \lambda\eta_t / \eta_{\text{peak}}`: their decay follows the schedule, and does not depend on how
-            large the learning rate is; None means :math:`1 - \lambda\eta_t`
-        maximize: go up the gradient instead of down
-        cautious: leave out weights whose update goes against the gradient, and enlarge the others as much
+            :math:`1 - \lambda\eta_t / \eta_{\text{peak}}`: the decay follows the schedule, and does not depend on the
+            size of the learning rate; None means :math:`1 - \lambda\eta_t`
+        maximize: ascend the gradient instead of descending it
+        cautious: mask out weights whose update opposes their gradient, and scale the others up to compensate
             (`arXiv 2411.16085 <https://arxiv.org/abs/2411.16085>`_)
-        update_clipping: shorten the step of a parameter, and its decay, where gradients are larger than the second
-            moment says, as StableAdamW does (`arXiv 2304.13013 <https://arxiv.org/abs/2304.13013>`_)
+        update_clipping: shorten a parameter's step and decay where its gradients exceed what the second moment
+            predicts, as StableAdamW does (`arXiv 2304.13013 <https://arxiv.org/abs/2304.13013>`_)
         foreach, fused: accepted, as by torch, but without effect: every step is fused
-        capturable: step counts and scalars live on the device, so that a step can be captured in a CUDA graph (take one
-            before the capture); ``lr`` may then be a tensor there, and change between replays
+        capturable: keep step counts and scalars on the device, so that a step can be captured in a CUDA graph (take one
+            step before the capture); ``lr`` may then be a tensor on the device, and change between replays
         differentiable: not supported
         state_dtype: dtype of the moments; None means each parameter's own
-        storage: what weights and states are kept in: ``"exact"``, ``"16bit"``, ``"8bit"``, a format for each role
+        storage: the format of weights and states: ``"exact"``, ``"16bit"``, ``"8bit"``, a format for each role
             (``{"exp_avg_sq": "slice8"}``), or None for ``state_dtype``; the page Less memory (docs/less-memory.md) says
             what each saves and costs
-        seed: of the noise of stochastic rounding, which ``storage`` uses; saved in state dicts
-        skip_nonfinite: leave everything as it is, step counts included, where any gradient has an infinity or a NaN;
-            the device decides, for all processes together, at the price of one more read of the gradients.
-            ``optimizer.skipped_steps`` counts such steps
+        seed: seed of the stochastic rounding that ``storage`` uses; saved in state dicts
+        skip_nonfinite: skip a step, and do not count it, if any gradient is infinite or NaN. The device decides, for
+            all processes together, at the cost of one more read of the gradients; ``optimizer.skipped_steps`` counts
+            skipped steps
         backend: ``"numba"``, ``"triton"``, ``"eager"``, or None to choose by device
 
     Example:

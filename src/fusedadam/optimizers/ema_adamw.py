@@ -70,8 +70,8 @@ class EmaAdamW(FusedOptimizer):
         ema_warmup: begin with a shorter memory, :math:`d_t = \min(d, (1 + t) / (10 + t))`
         decoupled: weight decay as above (AdamW); False adds it to the gradient (Adam)
         bias_correction: divide the moments by :math:`1 - \beta^t`
-        ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stands still:
-            give ``torch.float32`` for low-precision parameters, or use ``storage``
+        ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stops changing:
+            pass ``torch.float32`` for low-precision parameters, or use ``storage``
         max_grad_norm, peak_lr, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 

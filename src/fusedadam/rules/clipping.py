@@ -12,14 +12,17 @@ def clip_factor(norm: Value, max_norm: Scalar) -> Value:
 
 
 def tensor_norm(x: Value) -> Value:
+    """The Euclidean norm over the whole parameter."""
     return sqrt(tensor_sum(x * x))
 
 
 def group_norm(x: Value) -> Value:
+    """The Euclidean norm over the parameters of the group whose gradients have the same dtype."""
     return sqrt(group_sum(x * x))
 
 
 def total_norm(x: Value) -> Value:
+    """The Euclidean norm over all parameters."""
     return sqrt(total(x * x))
 
 

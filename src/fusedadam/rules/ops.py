@@ -71,6 +71,7 @@ def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
 
 @_for_scalars
 def sqrt(x: Any) -> Any:
+    """The square root, correctly rounded."""
     if type(x) is float and x >= 0:
         return math.sqrt(x)  # as numpy's, but faster
     if not isinstance(x, torch.Tensor):
@@ -82,21 +83,28 @@ def sqrt(x: Any) -> Any:
 
 @_for_scalars
 def abs(x: Any) -> Any:  # noqa: A001  rules read like the paper
+    """The absolute value."""
     return torch.abs(x) if isinstance(x, torch.Tensor) else np.abs(x)
 
 
 @_for_scalars
 def maximum(a: Any, b: Any) -> Any:
+    """The larger of the two; NaN if either is NaN."""
     return _both(torch.maximum, np.maximum, a, b)
 
 
 @_for_scalars
 def minimum(a: Any, b: Any) -> Any:
+    """The smaller of the two; NaN if either is NaN."""
     return _both(torch.minimum, np.minimum, a, b)
 
 
 @_for_scalars
 def where(condition: Any, a: Any, b: Any) -> Any:
+    """``a`` where the condition holds, else ``b``, element by element. Both are computed: the other one may be NaN.
+
+    A condition is a comparison, or several joined by ``&`` and ``|``, each in parentheses.
+    """
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, *_tensors(condition, a, b))
     if np.ndim(condition):
@@ -107,6 +115,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 @_for_scalars
 def power(x: Any, y: Any) -> Any:
+    """x to the power of y, for x >= 0, computed in float64; it may differ by an ulp between backends."""
     if isinstance(x, torch.Tensor):
         return torch.pow(x.double(), y).to(x.dtype)
     return np.power(x, y)
@@ -114,7 +123,8 @@ def power(x: Any, y: Any) -> Any:
 
 @_for_scalars
 def divide(a: Any, b: Any) -> Any:
-    """a / b, correctly rounded; torch itself multiplies by the reciprocal if one side is a number."""
+    """a / b, correctly rounded; in scalars only, since a rule divides with ``/``."""
+    # torch itself multiplies by the reciprocal if one side is a number
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         a, b = _tensors(a if isinstance(a, torch.Tensor) else b, a, b)
     return a / b
@@ -122,6 +132,7 @@ def divide(a: Any, b: Any) -> Any:
 
 @_for_scalars
 def cos(x: Any) -> Any:
+    """The cosine; in scalars only. Devices round it differently."""
     return torch.cos(x) if isinstance(x, torch.Tensor) else np.cos(x)
 
 
@@ -139,6 +150,7 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum over each row, which is an index of dimension 0."""
     return x.sum(dim=tuple(range(1, x.dim())), keepdim=True) if x.dim() > 1 else x
 
 
@@ -151,18 +163,22 @@ def sum_second_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the whole parameter."""
     return x.sum()
 
 
 def group_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the parameters of the group whose gradients have the same dtype."""
     return x.sum()
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum over all parameters."""
     return x.sum()
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest value of all parameters, for x >= 0."""
     return x.amax() if x.numel() else x.new_zeros(())
 
 
