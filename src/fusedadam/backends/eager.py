@@ -84,8 +84,8 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
                 terms = term.expand(row.stop - row.start, column.stop - column.start)
                 height = min(int(table.heights[k]), row.stop - row.start)
                 partial = sums.column_segment_sums(terms.reshape(-1, height, terms.shape[-1]), summation.largest)
-                matrix, heap = _in_matrices(table, k, row)
-                _column_segments(table, k, summation)[matrix, heap, column] = partial.to(table.home)
+                matrix, segment = _in_matrices(table, k, row)
+                _column_segments(table, k, summation)[matrix, segment, column] = partial.to(table.home)
             return
         size = sums.SEGMENT["element"]
         for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
@@ -240,7 +240,7 @@ def _of_rows(table: LaunchTable, k: int, values: Tensor, row: slice, column: sli
 
 def _column_segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments of columns are kept: by matrix, segment and column."""
-    shape = int(table.matrices[k]), int(table.heaps[k]), int(table.widths[k])
+    shape = int(table.matrices[k]), int(table.column_segments[k]), int(table.widths[k])
     if not table.needs_combining(summation):
         return _column_values(table, k, summation.name).view(shape)
     counts = table.segment_counts(summation)
@@ -250,10 +250,10 @@ def _column_segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
 
 def _in_matrices(table: LaunchTable, k: int, row: slice) -> tuple[slice, slice]:
     """Which matrices, and segments of their columns, these rows are: all segments of some, or some of one."""
-    height, heaps = int(table.heights[k]), int(table.heaps[k])
+    height, column_segments = int(table.heights[k]), int(table.column_segments[k])
     first = row.start // height
     if row.stop - row.start >= height:
-        return slice(first, row.stop // height), slice(0, heaps)
+        return slice(first, row.stop // height), slice(0, column_segments)
     begin = row.start % height
     return slice(first, first + 1), slice(begin // COLUMN_SEGMENT, -(-(begin + row.stop - row.start) // COLUMN_SEGMENT))
 

@@ -54,7 +54,7 @@ class Geometry:
             self.columns: Int64s = np.array([math.prod(shape[:-2]) * shape[-1] for shape in shapes], dtype=np.int64)
             self.all_matrices: Int64s = np.array([math.prod(shape[:-2]) for shape in shapes], dtype=np.int64)
             self.matrices: Int64s = self.rows // np.maximum(self.heights, 1)
-            self.heaps: Int64s = -(-self.heights // COLUMN_SEGMENT)  # how many segments a column has
+            self.column_segments: Int64s = -(-self.heights // COLUMN_SEGMENT)  # how many segments a column has
         self.segments = {"element": self.rows * self.pieces, "row": -(-self.all_rows // SEGMENT["row"])}
 
     def __len__(self) -> int:
@@ -64,13 +64,13 @@ class Geometry:
         """Whether the sums of segments have to be combined: not where each segment is a whole row, and the sum is by
         row; nor where each is a whole column."""
         if summation.over == "column":
-            return bool((self.heaps > 1).any())
+            return bool((self.column_segments > 1).any())
         return summation.over != "row" or bool((self.pieces > 1).any())
 
     def segment_counts(self, summation: Sum) -> Int64s:
         """How many segments of each tensor have a sum of their own."""
         if summation.over == "column":
-            return self.matrices * self.heaps * self.widths
+            return self.matrices * self.column_segments * self.widths
         return self.segments[summation.of]
 
     def counts(self, space: str) -> Int64s:
@@ -85,7 +85,7 @@ class Geometry:
         """The visit that adds up columns: each chunk is a segment of ``block`` columns, counted matrix by matrix, then
         segment by segment."""
         blocks = -(-self.widths // block)
-        return self.in_chunks(self.matrices * self.heaps * blocks * only, np.ones_like(blocks))
+        return self.in_chunks(self.matrices * self.column_segments * blocks * only, np.ones_like(blocks))
 
     def chunks(self, stage: Stage, chunk_sizes: Int64s, only: Any = True) -> tuple[Int64s, Int64s]:
         """The work of a stage in chunks of ``chunk_sizes`` items (or segments, if the stage goes by segments)."""

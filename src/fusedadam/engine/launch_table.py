@@ -154,7 +154,7 @@ class LaunchTable(Geometry):
             for name in self.specialized.row_buffer_of
         }
         if self.is_factored:
-            table |= {"_height": self.heights, "_heaps": self.heaps, "_matrices": self.matrices}
+            table |= {"_height": self.heights, "_column_segments": self.column_segments, "_matrices": self.matrices}
             table["_columns"] = self.columns
         begins = [_begins(buffer, self.columns) for buffer in self.column_buffers]
         table |= {name: begins[buffer] for name, buffer in self.specialized.column_buffer_of.items()}

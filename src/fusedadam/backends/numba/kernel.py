@@ -111,7 +111,7 @@ class _Writer:
         by_element = stage.space == "element"
         sizes = {"_size": {"element": "_size", "row": "_all_rows", "column": "_columns"}[stage.space]}
         if stage.by_columns:
-            sizes = {name: name for name in ("_width", "_height", "_heaps")}
+            sizes = {name: name for name in ("_width", "_height", "_column_segments")}
         elif stage.in_segments:
             of = ("_width", "_pieces", "_segments") if by_element else ("_all_rows", "_row_segments", "_row_segments")
             sizes = dict(zip(("_width", "_pieces", "_segments"), of, strict=True))
@@ -284,8 +284,8 @@ class _Writer:
             f"_blocks = (_width + {BLOCK - 1}) // {BLOCK}",
             "_above = _first // _blocks",
             f"_column = (_first - _above * _blocks) * {BLOCK}",
-            "_matrix = _above // _heaps",
-            f"_top = (_above - _matrix * _heaps) * {COLUMN_SEGMENT}",
+            "_matrix = _above // _column_segments",
+            f"_top = (_above - _matrix * _column_segments) * {COLUMN_SEGMENT}",
             f"_terms = min({BLOCK}, _width - _column)",
             "for _j in range(_terms):",
             *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),

@@ -50,7 +50,7 @@ def combine(sums: Sequence[Sum], fields: Mapping[str, int], storage: Mapping[str
 def _factored(summation: Sum, entry: Callable[[str], str], storage: Mapping[str, str]) -> list[str]:
     """The segments of each column; or the values of all rows of a matrix, whose sum each of them gets."""
     by_column, kept = summation.over == "column", storage[summation.name]
-    source, count = ("_part_" + summation.name, "_heaps") if by_column else (summation.term, "_height")
+    source, count = ("_part_" + summation.name, "_column_segments") if by_column else (summation.term, "_height")
     load = f"load_{storage[source]}(_from, {'(_m * _count + _k) * _width + _c' if by_column else '_m * _count + _k'})"
     into = f"store_{kept}({entry(summation.name)}"
     return [

@@ -228,12 +228,12 @@ def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Ready]:
             arguments += (table.fields["_pieces"], *shape)
             launches.append(Ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
         elif over == "column":
-            lanes = _lanes(int(table.heaps.max()))
+            lanes = _lanes(int(table.column_segments.max()))
             per_program = max(1, UPPER_LANES // lanes)
             counts = table.matrices * table.widths
             tensor, first = _sent(table, *table.in_chunks(counts, np.full(tensors, per_program)))
             arguments = (table.on_device, tensors, sum_fields, tensor, first)
-            arguments += tuple(table.fields[name] for name in ("_columns", "_heaps", "_width"))
+            arguments += tuple(table.fields[name] for name in ("_columns", "_column_segments", "_width"))
             arguments += (dtype, per_program, lanes, _log(lanes), largest)
             launches.append(Ready(table.device, sums.combine_columns, (len(tensor), len(alike), 1), arguments, 4))
         else:

@@ -355,12 +355,12 @@ class _Writer:
             *(f"    {r} = {self.memory.load(r, places, '')}{dimensions}" for r, places in rows.items()),
         ]
         return [
-            *(f"{name} = {self.entry(name)}" for name in ("_width", "_height", "_heaps")),
+            *(f"{name} = {self.entry(name)}" for name in ("_width", "_height", "_column_segments")),
             "_blocks = (_width + LANES - 1) // LANES",
             "_above = _first // _blocks",
             "_first_column = (_first - _above * _blocks) * LANES",
-            "_matrix = _above // _heaps",
-            f"_top = (_above - _matrix * _heaps) * {COLUMN_SEGMENT}",
+            "_matrix = _above // _column_segments",
+            f"_top = (_above - _matrix * _column_segments) * {COLUMN_SEGMENT}",
             "_longest = tl.minimum(_width - _first_column, LANES).to(tl.int32)",
             "_live_row = tl.full((1,), True, tl.int1)",
             *(f"_lanes_{s.name} = tl.zeros((1, LANES), {self.compute})" for s in stage.sums),

@@ -67,9 +67,9 @@ def combine_rows(
     tl.store(results + row, fold(lanes, ROWS, LANES, LOG, LARGEST).to(KIND), mask=live)
 
 
-@triton.jit(do_not_specialize=["tensors", "columns_field", "heaps_field", "width_field"])
+@triton.jit(do_not_specialize=["tensors", "columns_field", "segments_field", "width_field"])
 def combine_columns(
-    table, tensors, sum_fields, chunk_tensor, chunk_first, columns_field, heaps_field, width_field,
+    table, tensors, sum_fields, chunk_tensor, chunk_first, columns_field, segments_field, width_field,
     KIND: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """One program for some columns of a tensor, and a sum."""
@@ -77,7 +77,7 @@ def combine_columns(
     s = tl.program_id(1)
     segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
     results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
-    count = tl.load(table + heaps_field * tensors + t)
+    count = tl.load(table + segments_field * tensors + t)
     width = tl.load(table + width_field * tensors + t)
     column = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, COLUMNS)
     live = column < tl.load(table + columns_field * tensors + t)
