@@ -17,7 +17,7 @@ from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.launch_table import STEP, LaunchTable
 from fusedadam.engine.member import Member
-from fusedadam.engine.scalar_kernel import ScalarKernel
+from fusedadam.engine.scalar_kernel import MOST_PASSED, ScalarKernel, _send
 from fusedadam.engine.scalar_operations import ScalarOperations
 from fusedadam.rules.counts import LAST
 from tests.engine.test_device_scalars import BY_RULE, EVERY_CASE, as_options
@@ -226,6 +226,28 @@ def test_a_scheduled_number_is_sent_alone_and_has_the_bits_of_the_host(monkeypat
         table.set_scalars(*host.of(float(step), options))
         assert_same_bits(found, table.numbers[: len(table.scalars)])
     assert (watched.made, watched.sent) == (1, 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 5])
+def test_a_learning_rate_is_an_argument_of_the_kernel_where_there_are_few_groups(monkeypatch, groups):
+    case, watched = BY_RULE["adam"], Watched(monkeypatch)
+    table, _alive = table_of(case)
+    group_of = np.arange(len(SHAPES)) % groups
+    kernel = ScalarKernel(watched.kernels, case.rule, table, None, slice(None), group_of)
+    host = HostScalars(case.rule, group_of, np.arange(len(SHAPES)), slice(None), np.array([], dtype=np.int64))
+    sent = []
+    assert kernel.update([as_options(case)] * groups, 1)
+    monkeypatch.setattr("fusedadam.engine.scalar_kernel._send", lambda *args, send=_send: sent.append(1) or send(*args))
+    for step, lr in enumerate((0.0, 0.1, 1e300, 0.3), start=2):
+        options = [as_options(case, lr=lr * (1 + k)) for k in range(groups)]
+        assert kernel.follow(options)
+        assert kernel.update(options, step)
+        found = table.numbers[: len(table.scalars)].copy()
+        table.set_scalars(*host.of(float(step), options))
+        assert_same_bits(found, table.numbers[: len(table.scalars)])
+    assert len(sent) == (4 if len({*group_of}) > MOST_PASSED else 0)
+    assert kernel.follow([as_options(case, lr=0.3, weight_decay=0.2)] * groups)
+    assert sent, "a weight decay is sent"
 
 
 @pytest.mark.parametrize("other", [{"beta1": 0.5}, {"lr": torch.tensor(0.1)}, {"lr": torch.tensor(0.1, dtype=F16)}])

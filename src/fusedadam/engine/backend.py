@@ -44,15 +44,24 @@ class ScalarLaunch(NamedTuple):
     counts: Tensor | None  # None: the host counts, and hands the number of the step to every launch
     members: Tensor
     options: Tensor
+    passed: Sequence[tuple[str, int]] = ()  # hyper-parameter, group: numbers that are arguments of the kernel itself
+
+
+class EvaluateScalars(Protocol):
+    """Writes the scalars of the next step into the table. ``step``: its number, where the host counts."""
+
+    def __call__(self, step: int, /) -> None: ...
+
+    def set_passed(self, numbers: Sequence[float], /) -> None:
+        """The numbers that are arguments of the kernel, in the order of ``ScalarLaunch.passed``."""
 
 
 class ScalarKernels(NamedTuple):
-    """``evaluate`` returns a function that writes the scalars of the next step into the table; its argument is the
-    number of the step, where the host counts. ``count_steps``
-    returns a function that counts the step, unless the table's ``found_inf`` is set: its arguments are the table, the
-    step counts and the positions of the members' counts."""
+    """``evaluate`` returns a function that writes the scalars of the next step into the table. ``count_steps`` returns
+    a function that counts the step, unless the table's ``found_inf`` is set: its arguments are the table, the step
+    counts and the positions of the members' counts."""
 
-    evaluate: Callable[[ScalarLaunch], Callable[[int], None]]
+    evaluate: Callable[[ScalarLaunch], EvaluateScalars]
     count_steps: Callable[[LaunchTable, Tensor, Tensor], Action]
 
 

@@ -9,7 +9,8 @@ The kernel reads three tensors:
   argument of the program, a number in float64 or the address of a tensor; then the kind of each argument; then, for
   each power, the offset of its table in ``options``.
 
-Numbers that change from step to step, as with a scheduler, are sent; nothing is compiled again. Tensors are read by the
+Numbers that change from step to step, as with a scheduler, are sent; nothing is compiled again. Where the host counts
+and there are few groups, their learning rates are arguments of the kernel, and not even sent. Tensors are read by the
 kernel, in replays of a CUDA graph as well.
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import Kinds, ScalarKernels, ScalarLaunch
+from fusedadam.engine.backend import EvaluateScalars, Kinds, ScalarKernels, ScalarLaunch
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.step_counts import Places
@@ -40,6 +41,7 @@ from fusedadam.tensors.transfer import keep_for_graph, outside_inference_mode, s
 NUMBER, AT_F32, AT_F64 = range(3)
 READABLE = (Tensor, torch.nn.Parameter)  # other classes may keep their numbers elsewhere
 TABLE_SIZE = sum(SIZES)
+PASSED, MOST_PASSED = "lr", 4  # what schedulers change, and in how many groups it may be an argument of the kernel
 KIND_OF_DTYPE = {torch.float32: AT_F32, torch.float64: AT_F64}
 
 Strings: TypeAlias = tuple[tuple[str, str], ...]
@@ -72,21 +74,32 @@ class Part(NamedTuple):
 
     groups: tuple[int, ...]
     launch: ScalarLaunch
-    run: Callable[[int], None]
+    run: EvaluateScalars
     words: Int64s  # the options as they were sent last
     free: frozenset[int]  # the positions of hyper-parameters that may change alone
     arguments: tuple[int, ...]  # the positions of those that the program reads
+    passed: int | None  # the position of the one that is an argument of the kernel
 
-    def differs_in_numbers(self, options: Sequence[HyperParameters], seen: Sequence[HyperParameters]) -> bool:
-        """Whether ``options`` differ from ``seen`` in nothing but numbers, and these are of no table of powers."""
+    def changes(self, options: Sequence[HyperParameters], seen: Sequence[HyperParameters]) -> set[int] | None:
+        """The positions of the numbers in which ``options`` differ from ``seen``; None if they differ in more, or in
+        the base of a table of powers."""
+        found: set[int] = set()
         for group in self.groups:
             if options[group] is not seen[group]:
                 for k, (now, before) in enumerate(zip(options[group], seen[group], strict=True)):
-                    if now is not before and not (k in self.free and type(now) is type(before) is float):
-                        return False
-        return True
+                    if now is not before:
+                        if not (k in self.free and type(now) is type(before) is float):
+                            return None
+                        found.add(k)
+        return found
 
-    def send_numbers(self, options: Sequence[HyperParameters]) -> None:
+    def take(self, options: Sequence[HyperParameters], changed: set[int]) -> None:
+        """Takes the numbers at these positions to the kernel."""
+        if self.passed is not None:
+            at = self.passed
+            self.run.set_passed([options[group][at] for group in self.groups])
+            if changed <= {at}:
+                return
         program = self.launch.program
         packed, width = _numbers(len(program.arguments)), _width(program)
         for n, group in enumerate(self.groups):
@@ -115,7 +128,7 @@ class ScalarKernel:
         self._live: dict[int, Live] = {}  # by the tensor's id
         self._converted: dict[int, Converted] = {}
         self._parts: dict[Strings, Part] = {}
-        self._runs: list[Callable[[int], None]] = []
+        self._runs: list[EvaluateScalars] = []
 
     def update(self, options: Sequence[HyperParameters], step: int = 0) -> bool:
         """Writes the scalars of the next step into the table; False if there is no program that computes them.
@@ -146,11 +159,12 @@ class ScalarKernel:
         seen, parts = self._seen, self._parts.values()
         if seen is None or len(seen) != len(options) or not all(live.is_as_before() for live in self._live.values()):
             return False
-        if not all(part.differs_in_numbers(options, seen) for part in parts):
+        changes = [part.changes(options, seen) for part in parts]
+        if None in changes:
             return False
         self._seen = None  # until everything has been sent: an interrupt may come at any time
-        for part in parts:
-            part.send_numbers(options)
+        for part, changed in zip(parts, changes, strict=True):
+            part.take(options, changed or set())
         self._seen = options
         return True
 
@@ -192,6 +206,8 @@ class ScalarKernel:
         before = None if last is None else (last.groups, last.launch.kinds, last.launch.options.shape)
         if last is not None and before == (groups, kinds, words.shape):
             _send(words, last.launch.options, len(words))
+            if last.passed is not None:
+                last.run.set_passed([own[PASSED] for own in options])
             return last._replace(words=words)
         columns = np.flatnonzero(np.isin(self._groups, groups))
         width = _width(program)
@@ -199,13 +215,18 @@ class ScalarKernel:
         with outside_inference_mode():  # the words are written again in later steps
             members = sent(np.array([columns, self._places[columns], offsets], dtype=np.int64), self._table.home)
             there = sent(words.copy(), self._table.home)
-            launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there)
             place = {name: k for k, name in enumerate(self._rule.hyper_parameters)}
             arguments = tuple([place[name] for name in program.arguments])
             of_tables = {place[name] for power in program.powers for name in power.reads}
             are_numbers = all(own == (NUMBER,) for own in kinds)  # where a group has a tensor, no number changes alone
             free = frozenset(arguments) - of_tables if are_numbers else frozenset()
-            return Part(groups, launch, self._evaluate(launch), words, free, arguments)
+            passes = self._flat is None and place.get(PASSED) in free and len(groups) <= MOST_PASSED
+            passed = [(PASSED, group) for group in range(len(groups))] if passes else []
+            launch = ScalarLaunch(self._table, program, kinds, self._flat, members, there, passed)
+            run = self._evaluate(launch)
+            if passes:
+                run.set_passed([own[PASSED] for own in options])
+            return Part(groups, launch, run, words, free, arguments, place[PASSED] if passes else None)
 
     def _words(self, program: ScalarProgram, options: Sequence[Mapping[str, Any]]) -> tuple[Int64s, Kinds]:
         """``options`` as the kernel reads them, and the kinds of each argument."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from fusedadam import compat, generated
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars, StageKernel, joined
-from fusedadam.engine.backend import Action, ScalarKernels, ScalarLaunch, SharedTerm, addresses
+from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import Position
@@ -254,19 +254,19 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ac
     return Queue(device, [Ready(device, sums.across, (len(term_lists), 1, 1), arguments, 4)])
 
 
-def evaluate_scalars(launch: ScalarLaunch) -> Callable[[int], None]:
+def evaluate_scalars(launch: ScalarLaunch) -> EvaluateScalars:
     table, is_hosted = launch.table, launch.counts is None
     text = scalars.source(
-        table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields, is_hosted
+        table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields, is_hosted, launch.passed
     )
     count = launch.members.shape[1]
     arguments = (
         table.on_device, table.on_device.view(torch.float64), len(table), 0 if is_hosted else launch.counts,
-        launch.members, count, launch.options, launch.options.view(torch.float64), TENSORS,
+        launch.members, count, launch.options, launch.options.view(torch.float64), *(0 for _ in launch.passed), TENSORS,
     )  # fmt: skip
     function = _compile(f"{table.specialized.rule.name}_scalars", text)
     ready = Ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
-    return Scalars(table.device, ready, 3 if is_hosted else None)
+    return Scalars(table.device, ready, 3 if is_hosted else None, range(8, 8 + len(launch.passed)))
 
 
 def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:

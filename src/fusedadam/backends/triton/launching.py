@@ -7,6 +7,7 @@ need not look at its arguments again.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -85,18 +86,28 @@ class Queue:
 
 
 class Scalars(Queue):
-    """The kernel that evaluates scalars. ``step_at``: which argument is the number of the step, if the host counts."""
+    """The kernel that evaluates scalars. ``step_at``: which argument is the number of the step, if the host counts;
+    ``passed_at``: which are hyper-parameters."""
 
-    def __init__(self, device: torch.device, kernel: Ready, step_at: int | None) -> None:
+    def __init__(self, device: torch.device, kernel: Ready, step_at: int | None, passed_at: Sequence[int] = ()) -> None:
         super().__init__(device, [kernel])
         self._kernel, self._step_at = kernel, step_at
+        self._passed_at = {f"{id(self)} {at}": at for at in passed_at}
+        self.passed = dict.fromkeys(self._passed_at, 0)  # the bits of each, by a name that no other kernel has
+        self._bits = struct.Struct(f"{len(passed_at)}q")
+
+    def set_passed(self, numbers: Sequence[float], /) -> None:
+        bits = self._bits.unpack(struct.pack(f"{len(numbers)}d", *numbers))
+        self.passed = dict(zip(self._passed_at, bits, strict=True))
 
     def __call__(self, step: Any = 0, /) -> None:
+        changed = {} if self._step_at is None else {self._step_at: step}
+        changed |= {at: self.passed[name] for name, at in self._passed_at.items()}
         with on(self.device):
-            self._kernel(None if self._step_at is None else {self._step_at: step})
+            self._kernel(changed or None)
 
     def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
-        yield self._kernel, {} if self._step_at is None else {"step": self._step_at}
+        yield self._kernel, {**({} if self._step_at is None else {"step": self._step_at}), **self._passed_at}
 
 
 class Counting(Queue):
@@ -124,6 +135,7 @@ def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | Non
         return None
     varying = [direct.Varying(k, at, name) for k, (_, places) in enumerate(parts) for name, at in places.items()]
     launch, device = direct.DirectQueue(found, varying), queues[0].device
+    evaluating = [queue for queue in queues if isinstance(queue, Scalars) and queue.passed]
     neither = {"scale": torch.ones(1, device=device), "inf": torch.zeros(1, device=device)} if is_scaled else {}
 
     def run(step: int = 0, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
@@ -132,6 +144,8 @@ def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | Non
                 queue(step)
             return
         values = {"step": step}
+        for queue in evaluating:
+            values |= queue.passed
         if is_scaled:
             values["scale"] = (neither["scale"] if grad_scale is None else grad_scale).data_ptr()
             values["inf"] = (neither["inf"] if found_inf is None else found_inf).data_ptr()

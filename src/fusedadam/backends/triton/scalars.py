@@ -29,11 +29,16 @@ def source(
     scalars: Sequence[str],
     fields: Mapping[str, int],
     is_hosted: bool = False,
+    passed: Sequence[tuple[str, int]] = (),
 ) -> str:
     """``kinds``: of each argument; ``scalars``: those that the table has; ``fields``: the table's; ``is_hosted``: all
-    members have the same step, which is an argument."""
+    members have the same step, which is an argument; ``passed``: hyper-parameters of groups that are arguments too, as
+    the bits of a float64."""
     counts = "step_number" if is_hosted else "counts"
-    fixed = ["tensors", *([counts] if is_hosted else []), "count"]
+    bits = [f"bits_{name}_{group}" for name, group in passed]
+    fixed = ["tensors", *([counts] if is_hosted else []), "count", *bits]
+    signature = ["table", "numbers", "tensors", counts, "members", "count", "choices", "choice_numbers"]
+    signature += [*(f"{name}: tl.int64" for name in bits), "BLOCK: tl.constexpr"]
     lines = [
         f"# scalars of {title}: {', '.join(scalars)}",
         "import triton",
@@ -43,16 +48,17 @@ def source(
         "",
         "",
         f"@triton.jit(do_not_specialize={json.dumps(fixed)})",
-        f"def run(table, numbers, tensors, {counts}, members, count, choices, choice_numbers, BLOCK: tl.constexpr):",
-        *indented(4, _body(program, kinds, scalars, fields, is_hosted)),
+        f"def run({', '.join(signature)}):",
+        *indented(4, _body(program, kinds, scalars, fields, is_hosted, passed)),
         "",
     ]
     return "\n".join(lines)
 
 
 def _body(
-    program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int], is_hosted: bool
-) -> Iterator[str]:
+    program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int], is_hosted: bool,
+    passed: Sequence[tuple[str, int]],
+) -> Iterator[str]:  # fmt: skip
     yield "_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
     yield "_live = _k < count"
     yield "_column = tl.load(members + _k, mask=_live, other=0)"
@@ -63,8 +69,13 @@ def _body(
         yield f"{COUNT} = tl.zeros((BLOCK,), tl.float64) + step_number"
     else:  # in float32, as they are counted
         yield f"{COUNT} = (tl.load(counts + _place, mask=_live, other=0) + 1.0).to(tl.float64)"
+    width = 2 * len(program.arguments) + len(program.powers)
     for k, name in enumerate(program.arguments):
-        yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), kinds[k])
+        groups = [group for passed_name, group in passed if passed_name == name]
+        if groups:
+            yield from _passed(name, groups, width)
+        else:
+            yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), kinds[k])
     yield from _powers(program)
     for name, op, operands in program.operations:
         yield f"{name} = {_expression(op, [_text(operand) for operand in operands])}"
@@ -85,6 +96,15 @@ def _argument(name: str, k: int, arguments: int, kinds: Sequence[int]) -> Iterat
         pointer = f"tl.load(choices + _words + {k}, mask=_live, other=0).to(tl.pointer_type({TYPES[kind]}))"
         loaded = f"tl.load({pointer}, mask={mask}, other=0).to(tl.float64)"
         yield f"{name} = {loaded}" if kind == kinds[0] else f"{name} = tl.where(_kind == {kind}, {loaded}, {name})"
+
+
+def _passed(name: str, groups: Sequence[int], width: int) -> Iterator[str]:
+    """A hyper-parameter of each member, by its group's place among the words."""
+    numbers = [f"bits_{name}_{group}.to(tl.int64).to(tl.float64, bitcast=True)" for group in groups]
+    yield f"{ARGUMENT_PREFIX}{name} = tl.zeros((BLOCK,), tl.float64) + {numbers[0]}"
+    for group, number in zip(groups[1:], numbers[1:], strict=True):
+        own = f"tl.where(_words == {width * group}, {number}, {ARGUMENT_PREFIX}{name})"
+        yield f"{ARGUMENT_PREFIX}{name} = {own}"
 
 
 def _powers(program: ScalarProgram) -> Iterator[str]:
