@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedadam.tensors.complex_numbers import COMPLEX_DTYPES
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, is_sharded_like, local
@@ -196,10 +197,17 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DT
     )
 
 
-def written(name: str, value: Any) -> None:
+def dtypes_like(param: Tensor) -> Collection[torch.dtype]:
+    """The dtypes of a parameter, its gradient and its states: if one of them is complex, all are."""
+    return COMPLEX_DTYPES if param.is_complex() else FORMAT_OF_DTYPE
+
+
+def written(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DTYPE) -> None:
     """A tensor that a kernel can write: no two elements share memory."""
-    tensor(name, value)
+    tensor(name, value, dtypes)
     value = local(value)
+    if value.is_conj():
+        raise RuntimeError(f"{name} is lazily conjugated: its memory has other values; use .resolve_conj()")
     if value._is_zerotensor():
         raise RuntimeError(f"{name} is a ZeroTensor, which has no memory to be written to; use .clone()")
     if overlaps(value):

@@ -29,6 +29,7 @@ from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.engine.unscaling import Unscaling
 from fusedadam.rules.rule import HyperParameters, Rule
+from fusedadam.tensors.complex_numbers import resolved_parts
 from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
@@ -167,7 +168,7 @@ class Plan:
         self._slots_of = [slots_of.get(index, {}) for index in self._indices]
         self._unscaling = Unscaling(
             {slot: name for slots in slots_of.values() for name, slot in slots.items()},
-            apart=[at[p.index, GRAD] for p in present if p.redistributes_grad or p.has_wider_grad],
+            apart=[at[p.index, GRAD] for p in present if p.resolves_grad or p.has_wider_grad],
         )
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
@@ -296,9 +297,10 @@ def _fits_a_kernel(steps: float | Floats) -> TypeGuard[float]:
 
 
 def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The local shard of each; a gradient that is sharded differently from its parameter is redistributed."""
+    """The local shard of each; a gradient that is sharded differently from its parameter is redistributed, and one that
+    is lazily conjugated is resolved."""
     return {
-        role: local(distributed_like(whole, roles["param"]) if role == "grad" else whole)
+        role: resolved_parts(local(distributed_like(whole, roles["param"]) if role == "grad" else whole))
         for role, whole in roles.items()
     }
 

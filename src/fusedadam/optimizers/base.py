@@ -21,6 +21,7 @@ from fusedadam.optimizers import (
     agreement,
     callers,
     capture,
+    complex_params,
     conversion,
     distributed,
     memory,
@@ -71,6 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     derived: ClassVar[dict[str, Derive]] = DERIVED  # flags and hyper-parameters that follow from options
     fixed: ClassVar[Mapping[str, bool]] = {}  # flags with the same value in every group
     also_called: ClassVar[Mapping[str, str]] = {}  # another optimizer's name of a state -> ours, for its state dicts
+    takes_complex: ClassVar[bool] = False  # parameters, by updating real and imaginary parts as two real numbers
     step_if_uncounted: ClassVar[float | None] = None  # the step of a saved state that has none; None refuses it
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _stepper: Stepper
@@ -156,7 +158,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepper.check_flat_sums(self.param_groups, params)
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
-                checks.written("param", param)
+                complex_params.check(type(self), group, param)
+                checks.written("param", param, checks.dtypes_like(param))
                 self.storage_of(group, param)
             if group.get("backend") is not None:
                 backends.check(group["backend"], param.device)

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from fusedadam import checks
 from fusedadam.optimizers.storage import States
 from fusedadam.optimizers.stored import from_state_dict, kept_as
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape, names_in
+from fusedadam.tensors.formats import BLOCK, arrays_by_suffix, block_shape, names_in
 from fusedadam.tensors.shards import distributed_like
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
@@ -200,7 +200,7 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
     arrays = arrays_by_suffix()[name.removeprefix(role)]
     in_bytes = any(array.dtype == torch.int16 for array in arrays)  # as state_dict() has them
     dtypes = [*(array.dtype for array in arrays), *([torch.uint8] if in_bytes else [])]
-    checks.tensor(title, value, FORMAT_OF_DTYPE if name == role else dtypes)
+    checks.tensor(title, value, checks.dtypes_like(param) if name == role else dtypes)
     by_block = any(array.by == "block" for array in arrays)
     if by_block and len(shape) and shape[-1] % BLOCK == 0:
         shape = block_shape(shape)

@@ -42,7 +42,7 @@ class State:
     """A tensor that an optimizer keeps for each parameter.
 
     ``initial``: zeros, ones, or a copy of the parameter. ``by``: it has a value for each element. ``dtype_option``: the
-    option that names its dtype; None there means the parameter's own.
+    option that names its dtype; None there means the parameter's own, which states of complex parameters always have.
 
     What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
     such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
@@ -65,7 +65,8 @@ class State:
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
         here = local(param).detach()
-        empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
+        dtype = None if here.is_complex() else group.get(self.dtype_option)
+        empty = torch.empty_like(here, dtype=dtype, requires_grad=False)
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
         return with_local(param, empty.fill_(1.0 if self.initial == "one" else 0.0))

@@ -90,9 +90,11 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
             if is_lazy(param):
                 continue
             chosen = optimizer.storage_of(group, param)
-            count = local(param).numel() if chosen.formats else 0
+            count = local(param).numel() if chosen.reasons or chosen.formats else 0
             elements += count
             size += count * sum(FORMATS[fmt].bytes() for fmt in chosen.formats.values())
+            if param.is_complex():  # roles without a format, in the parameter's own dtype
+                size += count * len(chosen.reasons) * param.element_size()
             for role in chosen.formats.keys() - chosen.reasons.keys():
                 titles.setdefault(role, {})[_title(chosen.formats[role])] = None
             for each in _wider(chosen, [role for role in ("param", *optimizer.states) if role in chosen.reasons]):

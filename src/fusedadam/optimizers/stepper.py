@@ -18,7 +18,7 @@ from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
 from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
-from fusedadam.optimizers import distributed, storage, stored
+from fusedadam.optimizers import complex_params, distributed, storage, stored
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions, Options
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
@@ -208,6 +208,7 @@ class Stepper:
             for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
+                    complex_params.check(self._optimizer, group, param)  # options may have changed
                     specialized = rule.specialize(chosen, param)
                     if grad is not None or distributed.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))

@@ -65,8 +65,8 @@ Flag: TypeAlias = bool
 
 # Scalars and flags that come from the parameter itself, not from its group.
 PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
-    "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
-    "numel": lambda param: param.numel(),
+    "row_length": lambda param: _real_numbers(param) / max(1, param.shape[0] if param.dim() else 1),
+    "numel": lambda param: _real_numbers(param),
 }
 PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
@@ -225,6 +225,11 @@ def rule(
     if not callable(scalars):
         raise TypeError(f"scalars={scalars!r} is a {type(scalars).__name__}; it must be a function that returns a dict")
     return lambda update: Rule(update, scalars, reports)
+
+
+def _real_numbers(param: Tensor) -> int:
+    """How many there are in a parameter: two in a complex number."""
+    return param.numel() * (2 if param.is_complex() else 1)
 
 
 def _with_step(scalars: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
