@@ -18,6 +18,7 @@ memory.py          how much memory an optimizer keeps: ``repr`` and ``memory_sum
 capture.py         whether a step can be captured in a CUDA graph
 distributed.py     what FSDP, ZeRO and GradScaler expect
 complex_params.py  which optimizers and options take complex parameters
+norms.py           norms of gradients, updates and weights: ``norms()``
 nonfinite.py       steps that are left out because a gradient is not finite
 callers.py         who is calling, where only the call stack tells
 """

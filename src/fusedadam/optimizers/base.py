@@ -26,6 +26,7 @@ from fusedadam.optimizers import (
     distributed,
     memory,
     nonfinite,
+    norms,
     spelling,
     state_dicts,
     storage,
@@ -80,6 +81,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _in_backward: InBackward | None = None
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _skipped: Tensor | int = 0  # steps, because a gradient was not finite
+    _watches_norms = False
     _is_untrained = False  # a checkpoint has created the states, and no step has been taken since
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,7 +150,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 del self.param_groups[count:]
                 raise
         spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
-        self._stepper.plan = None
+        self._stepper.forget_plans()
 
     def _check_params(self, group: Group) -> None:
         params = self.param_groups[-1]["params"]
@@ -237,7 +239,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             nonfinite.check(params, self._is_under_zero)
             found_inf = nonfinite.found(params, found_inf)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
-        prepared = self._stepper.prepare(self._targets(), amp)
+        prepared = self._stepper.prepare(self._targets(), amp, self._watches_norms)
         if is_first and callers.checkpoint_creates_states():
             self._is_untrained = True
             return
@@ -263,6 +265,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
         plan = self._stepper.last_plan
         return None if plan is None else norm_of(plan.launches, "grad_norm")
+
+    @property
+    def watch_norms(self) -> bool:
+        """Whether steps measure the norms of gradients, updates and weights, for :meth:`norms`. It may change between
+        any two steps; while it is False, as at first, norms cost nothing."""
+        return self._watches_norms
+
+    @watch_norms.setter
+    def watch_norms(self, value: bool) -> None:
+        checks.boolean("watch_norms", value)
+        self._watches_norms = value
+
+    def norms(self) -> norms.Norms:
+        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
+        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
+        return norms.of_last_step(self)
 
     def report(self, name: str) -> dict[Tensor, float]:
         """A value that the rule names in its ``reports``, of the last step of each parameter that took part in one.

@@ -108,7 +108,7 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             local(param).copy_(high)
             optimizer.state[param][stored.LOW] = low
             optimizer.state[param].setdefault("step", torch.zeros((), device="cpu"))
-        optimizer._stepper.plan = None
+        optimizer._stepper.forget_plans()
     for param in targets.values():
         if param.requires_grad and not is_lazy(param):
             _complete(optimizer, group_of[param], param)
