@@ -85,6 +85,12 @@ def warmup_steps(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is out of range; it must be above 0, or None for no warmup")
 
 
+def count(name: str, value: Any) -> None:
+    """A number of steps."""
+    if not (0 <= (steps := real(name, value)) < math.inf and steps == int(steps)):
+        raise ValueError(f"{name}={value!r} is out of range; it must be a whole number, at least 0")
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in tuple(allowed):
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")

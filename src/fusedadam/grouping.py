@@ -66,7 +66,8 @@ def param_groups(
         if is_exempt or weight_decay is not None:
             group["weight_decay"] = 0.0 if is_exempt else weight_decay
         if lr is not None:
-            group.setdefault("lr", lr * (1.0 if lr_by_depth is None else lr_by_depth ** (top - depth)))
+            # a tensor itself, not a copy: schedulers, and steps in CUDA graphs, see it change
+            group.setdefault("lr", lr if lr_by_depth is None else lr * lr_by_depth ** (top - depth))
     return [groups[key] for key in sorted(groups)]
 
 

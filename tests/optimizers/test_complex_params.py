@@ -192,3 +192,13 @@ def test_one_launch_for_complex_and_real_parameters():
     optimizer = fusedadam.AdamW([real, pair])
     optimizer.step()
     assert len(optimizer._stepper.plan.launches) == 1
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_widened_state_dicts_keep_imaginary_parts():
+    param = torch.nn.Parameter(numbers((3,), torch.complex32, 0))
+    optimizer = fusedadam.AdamW([param], lr=0.1)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    wide = fusedadam.AdamW.widen_state_dict(optimizer.state_dict())
+    assert wide["state"][0]["exp_avg"].dtype == torch.complex32

@@ -346,6 +346,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._in_backward is not None:
             self._in_backward.reset()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles. A state dict says nothing about skipped steps, as GradScaler's does not."""
+        return {**super().__getstate__(), "_skipped": self._skipped}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._reset()

@@ -26,7 +26,8 @@ NEUTRAL = {
     "beta3_warmup": None,
 }  # fmt: skip
 LAMBS = ("use_global_grad_norm", "max_weight_norm", "grad_averaging")  # options that only LAMBs have, ours or apex's
-KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
+# What may be left out, with a warning: the rest of the state is of use without it
+KNOWN = ("step", "max_exp_avg_sq", "ema_params")
 
 # Group, parameter -> the names of the states that our optimizer keeps for it
 StatesOf = Callable[[Mapping[str, Any], Tensor], Sequence[str]]

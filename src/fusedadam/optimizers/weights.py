@@ -133,7 +133,8 @@ def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, 
         for role in states:
             fmt = stored.kept_as(role, state, states)
             stored.check_whole(role, state, fmt)
-            if fmt is not None and fmt.name not in ("f32", "f64"):
+            is_complex = role in state and state[role].is_complex()  # then it is one plain tensor already
+            if fmt is not None and fmt.name not in ("f32", "f64") and not is_complex:
                 arrays = fmt.array_names(role)
                 value = stored.value_of(role, state, states)
                 assert value is not None
