@@ -128,7 +128,6 @@ def test_a_backend_that_cannot_serve_raises_and_says_what_can(cls, monkeypatch):
 PARAMETERS = {
     "integer": (lambda: torch.arange(3), RuntimeError, "dtype"),
     "bool": (lambda: torch.tensor([True]), RuntimeError, "dtype"),
-    "complex": (lambda: torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)), RuntimeError, "dtype"),
     "quantised": (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), RuntimeError, "dtype"),
     "float8": (lambda: torch.ones(2).to(torch.float8_e4m3fn), RuntimeError, "dtype"),
     "meta": (lambda: torch.nn.Parameter(torch.ones(2, device="meta")), RuntimeError, "meta"),

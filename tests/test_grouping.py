@@ -161,12 +161,6 @@ def test_parts_may_be_grouped_one_by_one():
     assert [group["lr"] for group in optimizer.param_groups[-2:]] == [1e-3, 1e-3]
 
 
-def test_a_learning_rate_as_a_tensor_is_one_for_each_group():
-    first, second = param_groups(nn.Linear(2, 2), lr=torch.tensor(0.5))
-    assert first["lr"] == second["lr"] == 0.5
-    assert first["lr"] is not second["lr"]
-
-
 def test_bad_input_is_named():
     model = Transformer()
     with pytest.raises(TypeError, match=r"model is a generator; it must be a torch.nn.Module, not its parameters"):
@@ -193,3 +187,13 @@ def test_names_of_modules_may_have_dots():
     names = [[name for name, _ in group["params"]] for group in param_groups(model, lr=1.0, lr_by_depth=0.5)]
     blocks = ("first.part.0", "first.part.1")
     assert names == [[f"{block}.{name}"] for block in blocks for name in ("weight", "bias")]
+
+
+def test_a_learning_rate_that_is_a_tensor_is_the_same_tensor_in_every_group():
+    """As in torch.optim, where the default of all groups is one tensor: a copy would not see it change."""
+    lr = torch.tensor(0.1)
+    groups = param_groups(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), weight_decay=0.1, lr=lr)
+    assert len(groups) == 2
+    assert all(group["lr"] is lr for group in groups)
+    blocks = param_groups(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), lr=lr, lr_by_depth=0.5)
+    assert len({id(group["lr"]) for group in blocks}) == len(blocks), "scaled ones are tensors of their own"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedadam.tensors.complex_numbers import COMPLEX_DTYPES
 from fusedadam.tensors.factored import is_sharded_in
 from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
@@ -103,6 +104,12 @@ def max_weight_norm(name: str, value: Any) -> None:
 def warmup_steps(name: str, value: Any) -> None:
     if value is not None and not 0 < real(name, value) < math.inf:
         raise ValueError(f"{name}={value!r} is out of range; it must be above 0, or None for no warmup")
+
+
+def count(name: str, value: Any) -> None:
+    """A number of steps."""
+    if not (0 <= (steps := real(name, value)) < math.inf and steps == int(steps)):
+        raise ValueError(f"{name}={value!r} is out of range; it must be a whole number, at least 0")
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
@@ -220,10 +227,18 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DT
     )
 
 
-def written(name: str, value: Any) -> None:
+def dtypes_like(param: Tensor, by: str = "element") -> Collection[torch.dtype]:
+    """The dtypes of a parameter, its gradient and its states: if one of them is complex, all are, but for states ``by``
+    tensor."""
+    return COMPLEX_DTYPES if param.is_complex() and by != "tensor" else FORMAT_OF_DTYPE
+
+
+def written(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DTYPE) -> None:
     """A tensor that a kernel can write: no two elements share memory."""
-    tensor(name, value)
+    tensor(name, value, dtypes)
     value = local(value)
+    if value.is_conj():
+        raise RuntimeError(f"{name} is lazily conjugated: its memory has other values; use .resolve_conj()")
     if value._is_zerotensor():
         raise RuntimeError(f"{name} is a ZeroTensor, which has no memory to be written to; use .clone()")
     if overlaps(value):

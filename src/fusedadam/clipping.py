@@ -18,6 +18,7 @@ from fusedadam.optimizers import distributed
 from fusedadam.rules.clipping import clip_factor, total_norm
 from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, SpecializedRule, Value, Values, rule
+from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.tensors.transfer import current_streams, outside_inference_mode
 
@@ -104,6 +105,11 @@ def clip_grad_norm_(
     grads = _gradients(params, specialized)
     if not grads.wholes:
         return torch.tensor(0.0)
+    if order != 2 and any(whole.is_complex() for whole in grads.wholes):
+        raise ValueError(
+            f"norm_type={norm_type!r} cannot be used with complex gradients, for which only the norm of order 2 is "
+            "supported; use norm_type=2, or torch.nn.utils.clip_grad_norm_"
+        )
     if error_if_nonfinite:
         norm = _run(grads, {**flags, "scaled": False}, max_norm, order)
         if not torch.isfinite(norm):
@@ -138,6 +144,8 @@ def _gradients(parameters: Iterable[Tensor], specialized: SpecializedRule) -> Gr
         found[id(grad)] = grad
     wholes = list(found.values())
     here = [local(whole).new_empty(0) if k in absent else local(whole) for k, whole in enumerate(wholes)]
+    # a norm is the same for conjugates, and so is what gradients are multiplied by
+    here = [parts_in_memory(grad) if grad.is_complex() else grad for grad in here]
     return Gradients(wholes, here, frozenset(absent))
 
 

@@ -39,7 +39,8 @@ def param_groups(
         weight_decay: of parameters that decay; None leaves it to the optimizer
         no_decay: words. A parameter does not decay if its dotted name, or the class of the module that it belongs to,
             has one of them in it, in upper or lower case. ``"1d"`` stands for parameters with fewer than two dimensions
-        lr: learning rate of all groups, or of the topmost; None leaves it to the optimizer
+        lr: learning rate of all groups, or of the topmost; None leaves it to the optimizer. A tensor is shared by all
+            groups, unless ``lr_by_depth`` scales it
         lr_by_depth: layer-wise decay of the learning rate, above 0 and at most 1, such as 0.75; it needs ``lr``
 
     Example:
@@ -66,7 +67,8 @@ def param_groups(
         if is_exempt or weight_decay is not None:
             group["weight_decay"] = 0.0 if is_exempt else weight_decay
         if lr is not None:
-            group.setdefault("lr", lr * (1.0 if lr_by_depth is None else lr_by_depth ** (top - depth)))
+            # a tensor itself, not a copy: schedulers, and steps in CUDA graphs, see it change
+            group.setdefault("lr", lr if lr_by_depth is None else lr * lr_by_depth ** (top - depth))
     return [groups[key] for key in sorted(groups)]
 
 

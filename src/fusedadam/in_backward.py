@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fusedadam.engine.launch import NO_AMP
+from fusedadam.engine.plan import Plan
 from fusedadam.optimizers import nonfinite
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.declarations import Group
@@ -114,9 +115,14 @@ class InBackward:
         targets = Targets([self._group_of(param)], [[param]], {param: optimizer.state[param]})
         stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer)))
         self._check(stepper, targets)  # options may have changed
+        if optimizer.watch_norms and sharding_of(param) is not None:
+            raise ValueError(
+                "watch_norms=True would make stepping in backward wait for the other processes at every parameter that "
+                "is sharded among them; set watch_norms=False, or use optimizer.step()"
+            )
         optimizer._begin_copies()
         with torch._C.DisableTorchFunction():
-            stepper.run(stepper.prepare(targets, NO_AMP))
+            stepper.run(stepper.prepare(targets, NO_AMP, optimizer.watch_norms))
         self._updated.add(param)
         param.grad = None
 
@@ -138,6 +144,11 @@ class InBackward:
     def reset(self) -> None:
         """Forgets earlier steps."""
         self.steppers.clear()
+
+    def last_plans(self, params: list[Tensor]) -> dict[int, Plan]:
+        """The last plan of each parameter that took part in a step, by its index in ``params``."""
+        plans = {k: self.steppers[param].last_plan for k, param in enumerate(params) if param in self.steppers}
+        return {k: plan for k, plan in plans.items() if plan is not None}
 
     def report(self, name: str, params: list[Tensor]) -> dict[int, float]:
         """A value of the last step for each parameter that took part, by its index in ``params``."""

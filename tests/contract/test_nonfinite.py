@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -152,3 +154,16 @@ def test_where_a_process_does_not_see_everything_it_is_refused():
         fusedadam.AdamW([param], skip_nonfinite=True).step()
     with pytest.raises((TypeError, ValueError), match="skip_nonfinite"):
         fusedadam.AdamW(leaves(), skip_nonfinite="yes")
+
+
+def test_copies_remember_skipped_steps_and_state_dicts_do_not():
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = fusedadam.AdamW([param], skip_nonfinite=True)
+    param.grad = torch.full((2,), math.inf)
+    optimizer.step()
+    copied, unpickled = copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))
+    optimizer.step()
+    assert (copied.skipped_steps, unpickled.skipped_steps, optimizer.skipped_steps) == (1, 1, 2)
+    loaded = fusedadam.AdamW([torch.nn.Parameter(torch.ones(2))], skip_nonfinite=True)
+    loaded.load_state_dict(optimizer.state_dict())
+    assert loaded.skipped_steps == 0

@@ -236,16 +236,6 @@ def test_its_representation_is_torchs_with_every_option(make):
 # parameters
 
 
-@pytest.mark.parametrize("make", [*PLAIN.values()], ids=[*PLAIN])
-def test_complex_parameters_are_refused_as_torchs_fused_ones_are(make):
-    param = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    param.grad = torch.ones_like(param)
-    with pytest.raises(RuntimeError, match="floating point"):
-        torch.optim.AdamW([param], fused=True).step()
-    with pytest.raises(RuntimeError, match="complex64; it must be one of float32"):
-        make([param])
-
-
 @EVERY
 def test_what_a_step_cannot_do_is_refused_with_torchs_error_and_nothing_is_done(make):
     """Sparse gradients, and a step that could be differentiated."""

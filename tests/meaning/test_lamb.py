@@ -95,3 +95,16 @@ def test_both_ways_to_clip_exclude_each_other():
     params[0].grad = torch.ones(3)
     with pytest.raises(ValueError, match="exclude each other"):
         optimizer.step()
+
+
+def test_groups_that_use_the_global_norm_in_two_ways_share_it():
+    """Each kind had a norm of its own, and only one of them was reported."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": params[:1], "max_grad_norm": 1.0}, {"params": params[1:], "use_global_grad_norm": True}]
+    optimizer = fusedadam.Lamb(groups, lr=0.1)
+    params[0].grad, params[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    optimizer.step()
+    assert optimizer.grad_norm.item() == pytest.approx(5)
+    assert [*optimizer.report("grad_norm").values()] == [pytest.approx(5)] * 2
+    moments = [optimizer.state[param]["exp_avg"].norm().item() for param in params]
+    assert moments == [pytest.approx(0.1 * 3 / 5, rel=1e-5), pytest.approx(0.1 * 4 / 5, rel=1e-5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -270,3 +271,9 @@ def test_before_the_first_step_nothing_moves():
 def test_a_first_beta_of_0_is_refused():
     with pytest.raises(ValueError, match="begins with 0"):
         ScheduleFreeAdamW(parameters(), betas=(0.0, 0.999))
+
+
+@pytest.mark.parametrize("steps", [2.5, -1, math.inf, math.nan])
+def test_a_warmup_has_a_whole_number_of_steps(steps):
+    with pytest.raises(ValueError, match=r"warmup_steps=.* is out of range; it must be a whole number, at least 0"):
+        fusedadam.ScheduleFreeAdamW([torch.nn.Parameter(torch.ones(2))], warmup_steps=steps)

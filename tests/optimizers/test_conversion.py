@@ -515,3 +515,15 @@ def test_lambs_and_adam_are_told_apart(saved, loading):
     with pytest.raises(ValueError, match=r"options of another optimizer|which .* does not support"):
         ours.load_state_dict(theirs.state_dict())
     LAMBS[saved](params[1:], lr=1e-2).load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=str)
+def test_moments_of_adam_are_refused_by_sgd(options):
+    """Without momentum SGD keeps nothing that could be missing, and only a warning said that the moments were lost."""
+    saved = fusedadam.AdamW([torch.nn.Parameter(torch.ones(3))])
+    saved.param_groups[0]["params"][0].grad = torch.ones(3)
+    saved.step()
+    optimizer = fusedadam.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, **options)
+    with pytest.raises(ValueError, match=r"another optimizer"):
+        optimizer.load_state_dict(saved.state_dict())
+    assert not optimizer.state

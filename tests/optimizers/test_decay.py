@@ -194,3 +194,12 @@ def test_the_scheduler_that_writes_a_peak_of_its_own():
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK, total_steps=4)
     assert optimizer.param_groups[0]["max_lr"] == PEAK
     assert optimizer.param_groups[0]["peak_lr"] is None
+
+
+def test_a_peak_that_makes_the_decay_infinite_is_refused():
+    """With a learning rate of 0, as at the start of a warmup, weights would become NaN."""
+    param = param_of()
+    before = param.detach().clone()
+    with pytest.raises(ValueError, match=r"peak_lr=1e-320 is too small: weight_decay=0.1 divided by it is infinite"):
+        fusedadam.AdamW([param], lr=0.0, weight_decay=0.1, peak_lr=1e-320).step()
+    assert torch.equal(param, before)

@@ -147,9 +147,21 @@ def bad_choice_by_helper(param: Value, grad: Value) -> Values:
     return param
 
 
+def bad_joined_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
+    param = where((grad > 0) & s, param, grad)
+    return param
+
+
+def bad_joined_number(param: Value, grad: Value) -> Values:
+    param = where(1.0 | (grad > 0), param, grad)
+    return param
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
+        (bad_joined_scalar, "`(grad > 0) & s`: `s` is not a condition; compare it, as in `s > 0`"),
+        (bad_joined_number, "`1.0` is not a condition"),
         (bad_choice, "`grad` is not a condition; compare it, as in `grad > 0`"),
         (bad_named_choice, "`chosen` is not a condition"),
         (bad_scalar_choice, "`s` is not a condition"),

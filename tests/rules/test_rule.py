@@ -43,7 +43,8 @@ def everything(param: Value, grad: Value, a: Value, b: Value, *, s: Scalar, t: S
 
 
 def rules_of_the_package() -> list[Rule]:
-    rules = [found for found in gc.get_objects() if type(found) is Rule]
+    # rules that other tests saw refused are half made, and may not have been collected yet
+    rules = [found for found in gc.get_objects() if type(found) is Rule and hasattr(found, "update")]
     return [found for found in rules if (found.update.__module__ or "").startswith("fusedadam.")]
 
 

@@ -86,7 +86,7 @@ class LaunchTable(Geometry):
             for k, member in enumerate(members):
                 tensor = member.roles[name]
                 in_place = has_strides(tensor, self.strides_of(name, k, tensor)) and is_plain(tensor)
-                if not in_place or (name == "grad" and member.redistributes_grad):
+                if not in_place or (name == "grad" and member.resolves_grad):
                     yield name, k
 
     def strides_of(self, name: str, k: int, tensor: Tensor) -> tuple[int, ...]:

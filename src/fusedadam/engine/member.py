@@ -37,7 +37,7 @@ class Member:
     group: int = 0
     whole: Tensor | None = None  # the parameter itself, if it may be a DTensor; None: as roles["param"]
     is_absent: bool = False  # no gradient on this process, but others wait for its part of a sum
-    redistributes_grad: bool = False  # its gradient is sharded differently, and redistributed on every run
+    resolves_grad: bool = False  # its gradient is redistributed, or its conjugation resolved, on every run
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles that their dtypes do not tell
     seed: int = 0  # of the noise of stochastic rounding
 

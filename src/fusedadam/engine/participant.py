@@ -14,6 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.complex_numbers import part_dtype, parts
 from fusedadam.tensors.factored import shape_in, with_local_in
 from fusedadam.tensors.formats import (
     FORMAT_OF_DTYPE,
@@ -81,14 +82,18 @@ class Participant:
         return {role: tuple(shape_in(spaces[role], local_shape(self.param))) for role in coarse}
 
     @property
-    def redistributes_grad(self) -> bool:
-        return not self.is_absent and not is_sharded_like(self.grad, self.param)
+    def resolves_grad(self) -> bool:
+        """Whether kernels see a copy of its gradient that is made on every run: it is sharded differently from its
+        parameter, or it is lazily conjugated."""
+        if self.grad is None:
+            return False
+        return not is_sharded_like(self.grad, self.param) or local(self.grad).is_conj()
 
     @property
     def has_wider_grad(self) -> bool:
         """Whether a step computes with fewer bits than its gradient has."""
         return self.grad is not None and loses_bits(
-            FORMAT_OF_DTYPE[self.grad.dtype], FORMAT_OF_DTYPE[compute_dtype(self.param.dtype)]
+            FORMAT_OF_DTYPE[part_dtype(self.grad.dtype)], FORMAT_OF_DTYPE[compute_dtype(part_dtype(self.param.dtype))]
         )
 
     def as_member(self) -> Member:
@@ -99,7 +104,7 @@ class Participant:
             self.group,
             self.param,
             self.is_absent,
-            self.redistributes_grad,
+            self.resolves_grad,
             self.chosen,
             self.seed,
         )
@@ -107,14 +112,14 @@ class Participant:
     def _roles(self) -> Roles:
         here = local(self.param)
         if self.is_absent:
-            return dict.fromkeys(self.arrays, here.new_empty(0))
+            return dict.fromkeys(self.arrays, parts(here.new_empty(0)))
         grad: Any = self.grad
-        if self.redistributes_grad:  # on every run, together with the other processes; here only its form counts
+        if self.resolves_grad:  # on every run, perhaps with the other processes; here only its form counts
             grad = torch.empty_like(here, dtype=grad.dtype, device=grad.device)
         return {
-            "param": here,
-            "grad": local(grad),
-            **{name: local(self.state[name]) for name in self.state_arrays},
+            "param": parts(here),
+            "grad": parts(local(grad)),
+            **{name: parts(local(self.state[name])) for name in self.state_arrays},
         }
 
 
@@ -139,9 +144,10 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
 
 def _check(participants: Sequence[Participant]) -> None:
     for p in participants:
-        checks.written("param", p.param)
+        dtypes = checks.dtypes_like(p.param)
+        checks.written("param", p.param, dtypes)
         if not p.is_absent:
-            checks.tensor("grad", p.grad)
+            checks.tensor("grad", p.grad, dtypes)
             checks.both_sharded("grad", p.grad, p.param)
 
 
@@ -165,8 +171,9 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             fresh |= p.new_state(role, dict(state))
             continue
         for name, array in arrays.items():
-            checks.tensor(f"state {name!r}", state[name], FORMAT_OF_DTYPE if array is None else [array.dtype])
             by = p.specialized.rule.spaces[role]
+            dtypes = checks.dtypes_like(param, by) if array is None else [array.dtype]
+            checks.tensor(f"state {name!r}", state[name], dtypes)
             checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
             here = local(state[name])
             by_block = array is not None and array.by == "block"

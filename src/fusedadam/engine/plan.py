@@ -29,6 +29,7 @@ from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.engine.unscaling import Unscaling
 from fusedadam.rules.rule import HyperParameters, Rule
+from fusedadam.tensors.complex_numbers import resolved_parts
 from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
@@ -57,7 +58,8 @@ class Repeated(NamedTuple):
 
 class Plan:
     """``on_device``: step counts and scalars are kept on the parameters' device, where the backend can do so.
-    ``is_scaled``: its first step divides gradients by a GradScaler's scale."""
+    ``is_scaled``: its first step divides gradients by a GradScaler's scale. ``measures_norms``: its rules are
+    specialized so."""
 
     def __init__(
         self,
@@ -68,8 +70,9 @@ class Plan:
         step_counts: StepCounts,
         on_device: bool,
         is_scaled: bool = False,
+        measures_norms: bool = False,
     ) -> None:
-        self._indices = [p.index for p in participants]
+        self.indices, self.measures_norms = [p.index for p in participants], measures_norms
         present = [p for p in participants if not p.is_absent]
         self._tracked = [p.index for p in present if not p.param.is_inference()]  # by autograd
         shardings = [sharding_of(param) for param in params if is_dtensor(param)]
@@ -165,10 +168,10 @@ class Plan:
         at = {(slot.param, slot.what): k for k, slot in enumerate(slots)}
         names = {"param": PARAM, "grad": GRAD}
         slots_of = {p.index: {r: at[p.index, names.get(r, r)] for r in p.arrays} for p in present}
-        self._slots_of = [slots_of.get(index, {}) for index in self._indices]
+        self._slots_of = [slots_of.get(index, {}) for index in self.indices]
         self._unscaling = Unscaling(
             {slot: name for slots in slots_of.values() for name, slot in slots.items()},
-            apart=[at[p.index, GRAD] for p in present if p.redistributes_grad or p.has_wider_grad],
+            apart=[at[p.index, GRAD] for p in present if p.resolves_grad or p.has_wider_grad],
         )
         self._address_slots = [
             (table, np.array([[self._slots_of[k][name] for k in table.member_indices] for name in table.arrays]))
@@ -282,7 +285,7 @@ class Plan:
     def report(self, name: str) -> dict[int, float]:
         """A value by tensor of the last step, by the parameter's index in the optimizer; waits for the device."""
         return {
-            self._indices[member]: value
+            self.indices[member]: value
             for table, values in self.launches.report(name)
             for member, value, grads in zip(
                 table.member_indices.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
@@ -297,9 +300,10 @@ def _fits_a_kernel(steps: float | Floats) -> TypeGuard[float]:
 
 
 def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The local shard of each; a gradient that is sharded differently from its parameter is redistributed."""
+    """The local shard of each; a gradient that is sharded differently from its parameter is redistributed, and one that
+    is lazily conjugated is resolved."""
     return {
-        role: local(distributed_like(whole, roles["param"]) if role == "grad" else whole)
+        role: resolved_parts(local(distributed_like(whole, roles["param"]) if role == "grad" else whole))
         for role, whole in roles.items()
     }
 

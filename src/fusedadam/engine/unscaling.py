@@ -17,6 +17,7 @@ from fusedadam import checks
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch import Amp
 from fusedadam.engine.snapshot import Tensors
+from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.layout import extent
 from fusedadam.tensors.shards import local
 
@@ -24,7 +25,8 @@ from fusedadam.tensors.shards import local
 class Unscaling:
     """``names``: what is in the slots of a snapshot that a step reads or writes, ``"grad"`` among them. ``apart``: the
     slots of gradients that kernels cannot store unscaled: they see a copy of those that are sharded differently from
-    their parameters, and compute with fewer bits than float64 gradients of other parameters have."""
+    their parameters, or lazily conjugated, and compute with fewer bits than float64 gradients of other parameters
+    have."""
 
     def __init__(self, names: Mapping[int, str], apart: Sequence[int]) -> None:
         self._names, self._apart = names, apart
@@ -66,7 +68,7 @@ class Unscaling:
     def finish(self, tensors: Tensors, amp: Amp) -> None:
         """What is left to do after the kernels."""
         for slot in self._apart:
-            _divide(local(tensors[slot]), amp)
+            _divide(parts_in_memory(local(tensors[slot])), amp)
         torch.autograd.graph.increment_version([tensors[slot] for slot in self._grads.tolist()])
 
 

@@ -17,6 +17,8 @@ conversion.py      state dicts saved by other optimizers: converted, or refused
 memory.py          how much memory an optimizer keeps: ``repr`` and ``memory_summary()``
 capture.py         whether a step can be captured in a CUDA graph
 distributed.py     what FSDP, ZeRO and GradScaler expect
+complex_params.py  which optimizers and options take complex parameters
+norms.py           norms of gradients, updates and weights: ``norms()``
 nonfinite.py       steps that are left out because a gradient is not finite
 callers.py         who is calling, where only the call stack tells
 """

@@ -70,6 +70,7 @@ class Adadelta(FusedOptimizer):
     """
 
     rule = adadelta
+    takes_complex = True
     states = {"square_avg": State(signed=False, decay="rho"), "acc_delta": State(signed=False, decay="rho")}
     options = OPTIONS | {"rho": checks.fraction, "eps": checks.number}
 

@@ -120,6 +120,7 @@ class AdamW(FusedOptimizer):
     """
 
     rule = adam
+    takes_complex = True
     states = {
         "exp_avg": State(decay="beta1"),
         "exp_avg_sq": State(signed=False, decay="beta2"),

@@ -21,10 +21,12 @@ from fusedadam.optimizers import (
     agreement,
     callers,
     capture,
+    complex_params,
     conversion,
     distributed,
     memory,
     nonfinite,
+    norms,
     spelling,
     state_dicts,
     storage,
@@ -71,6 +73,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     derived: ClassVar[dict[str, Derive]] = DERIVED  # flags and hyper-parameters that follow from options
     fixed: ClassVar[Mapping[str, bool]] = {}  # flags with the same value in every group
     also_called: ClassVar[Mapping[str, str]] = {}  # another optimizer's name of a state -> ours, for its state dicts
+    takes_complex: ClassVar[bool] = False  # parameters, by updating real and imaginary parts as two real numbers
     step_if_uncounted: ClassVar[float | None] = None  # the step of a saved state that has none; None refuses it
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _stepper: Stepper
@@ -78,6 +81,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _in_backward: InBackward | None = None
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _skipped: Tensor | int = 0  # steps, because a gradient was not finite
+    _watches_norms = False
     _is_untrained = False  # a checkpoint has created the states, and no step has been taken since
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,7 +152,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 del self.param_groups[count:]
                 raise
         spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
-        self._stepper.plan = None
+        self._stepper.forget_plans()
 
     def _check_params(self, group: Group) -> None:
         params = self.param_groups[-1]["params"]
@@ -158,7 +162,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepper.check_flat_sums(self.param_groups, params)
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
-                checks.written("param", param)
+                complex_params.check(type(self), group, param)
+                checks.written("param", param, checks.dtypes_like(param))
                 self.storage_of(group, param)
             if group.get("backend") is not None:
                 backends.check(group["backend"], param.device)
@@ -236,7 +241,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             nonfinite.check(params, self._is_under_zero)
             found_inf = nonfinite.found(params, found_inf)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
-        prepared = self._stepper.prepare(self._targets(), amp)
+        prepared = self._stepper.prepare(self._targets(), amp, self._watches_norms)
         if is_first and callers.checkpoint_creates_states():
             self._is_untrained = True
             return
@@ -262,6 +267,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
         plan = self._stepper.last_plan
         return None if plan is None else norm_of(plan.launches, "grad_norm")
+
+    @property
+    def watch_norms(self) -> bool:
+        """Whether steps measure the norms of gradients, updates and weights, for :meth:`norms`. It may change between
+        any two steps; while it is False, as at first, norms cost nothing."""
+        return self._watches_norms
+
+    @watch_norms.setter
+    def watch_norms(self, value: bool) -> None:
+        checks.boolean("watch_norms", value)
+        self._watches_norms = value
+
+    def norms(self) -> norms.Norms:
+        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
+        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
+        return norms.of_last_step(self)
 
     def report(self, name: str) -> dict[Tensor, float]:
         """A value that the rule names in its ``reports``, of the last step of each parameter that took part in one.
@@ -326,6 +347,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._is_untrained = False
         if self._in_backward is not None:
             self._in_backward.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles. A state dict says nothing about skipped steps, as GradScaler's does not."""
+        return {**super().__getstate__(), "_skipped": self._skipped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -18,7 +18,7 @@ from fusedadam import checks
 from fusedadam.optimizers.storage import States
 from fusedadam.optimizers.stored import from_state_dict, kept_as
 from fusedadam.tensors.factored import distributed_in, shape_in
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, arrays_by_suffix, block_shape, names_in
+from fusedadam.tensors.formats import BLOCK, arrays_by_suffix, block_shape, names_in
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -26,7 +26,8 @@ NEUTRAL = {
     "beta3_warmup": None,
 }  # fmt: skip
 LAMBS = ("use_global_grad_norm", "max_weight_norm", "grad_averaging")  # options that only LAMBs have, ours or apex's
-KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "ema_params")
+# What may be left out, with a warning: the rest of the state is of use without it
+KNOWN = ("step", "max_exp_avg_sq", "ema_params")
 
 # Group, parameter -> the names of the states that our optimizer keeps for it
 StatesOf = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
@@ -204,7 +205,7 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
     arrays = arrays_by_suffix()[name.removeprefix(role)]
     in_bytes = any(array.dtype == torch.int16 for array in arrays)  # as state_dict() has them
     dtypes = [*(array.dtype for array in arrays), *([torch.uint8] if in_bytes else [])]
-    checks.tensor(title, value, FORMAT_OF_DTYPE if name == role else dtypes)
+    checks.tensor(title, value, checks.dtypes_like(param, by) if name == role else dtypes)
     by_block = any(array.by == "block" for array in arrays)
     if by_block and len(shape) and shape[-1] % BLOCK == 0:
         shape = block_shape(shape)

@@ -40,7 +40,12 @@ def _relative_to_lr(group: Group) -> Any:
             f"peak_lr={peak_lr!r} divides weight_decay on the host, and that is a tensor on {weight_decay.device}; "
             "pass weight_decay as a number, or leave peak_lr out"
         )
-    return float(weight_decay) / float(peak_lr)
+    if (relative := float(weight_decay) / float(peak_lr)) == math.inf:  # which a learning rate of 0 would make NaN
+        raise ValueError(
+            f"peak_lr={peak_lr!r} is too small: weight_decay={weight_decay!r} divided by it is infinite; it must be "
+            "the largest learning rate of the schedule"
+        )
+    return relative
 
 
 # what a class with decoupled weight decay adds to its ``options`` and to its ``derived``

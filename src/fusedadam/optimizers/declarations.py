@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in, with_local_in
 from fusedadam.tensors.shards import local, local_shape, with_local
 
@@ -43,8 +44,8 @@ class State:
     """A tensor that an optimizer keeps for each parameter.
 
     ``initial``: zeros, ones, or a copy of the parameter. ``dtype_option``: the option that names its dtype; None there
-    means the parameter's own. ``by``: what it has a value for, an element, a row, a column or the tensor; the rule's
-    signature says so, and a class takes it from there.
+    means the parameter's own, which states of complex parameters always have. ``by``: what it has a value for, an
+    element, a row, a column or the tensor; the rule's signature says so, and a class takes it from there.
 
     What it may be kept in (``storage=``) follows from the others. ``signed``: False for values that are never negative,
     such as second moments. ``decay``: for a moving average, the hyper-parameter of the rule that says how much of it is
@@ -67,7 +68,8 @@ class State:
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
         here = local(param).detach()
-        empty = torch.empty_like(here, dtype=group.get(self.dtype_option), requires_grad=False)
+        dtype = None if here.is_complex() else group.get(self.dtype_option)
+        empty = torch.empty_like(here, dtype=dtype, requires_grad=False)
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
         if self.by != "element":
@@ -78,7 +80,7 @@ class State:
 
     def dtype_of(self, param: Tensor, group: Group) -> torch.dtype:
         """By tensor at least float32: it costs nothing."""
-        dtype = group.get(self.dtype_option) or param.dtype
+        dtype = group.get(self.dtype_option) or part_dtype(param.dtype)
         return torch.promote_types(dtype, torch.float32) if self.by == "tensor" else dtype
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import is_dtensor, sharding_of
 
@@ -24,7 +25,7 @@ def is_waited_for(param: Tensor, specialized: SpecializedRule) -> bool:
 
     ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
-    return specialized.has_sums and param.dtype in FORMAT_OF_DTYPE and sharding_of(param) is not None
+    return specialized.has_sums and part_dtype(param.dtype) in FORMAT_OF_DTYPE and sharding_of(param) is not None
 
 
 def found_anywhere(found_inf: Tensor, meshes: Iterable[DeviceMesh]) -> Tensor:

@@ -13,7 +13,7 @@ from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State, clips
 from fusedadam.optimizers.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm, tensor_norm, total_norm
+from fusedadam.rules.clipping import clip_factor, tensor_norm, total_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -40,10 +40,11 @@ def lamb(
 ) -> Values:
     if maximize:
         grad = -grad
+    if clipped or use_global_grad_norm:
+        grad_norm = total_norm(grad)  # one for both, so that groups of either kind count together
     if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
+        grad = grad * clip_factor(grad_norm, max_grad_norm)
     elif use_global_grad_norm:
-        grad_norm = total_norm(grad)
         grad = grad / where(grad_norm > 1, grad_norm, 1.0)
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad

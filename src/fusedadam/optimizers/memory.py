@@ -90,9 +90,11 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
             if is_lazy(param):
                 continue
             chosen = optimizer.storage_of(group, param)
-            count = local(param).numel() if chosen.formats else 0
+            count = local(param).numel() if chosen.reasons or chosen.formats else 0
             elements += count
             size += count * sum(FORMATS[fmt].bytes() for fmt in chosen.formats.values())
+            if param.is_complex():  # roles without a format, in the parameter's own dtype
+                size += count * len(chosen.reasons) * param.element_size()
             for role in chosen.formats.keys() - chosen.reasons.keys():
                 titles.setdefault(role, {})[_title(chosen.formats[role])] = None
             for each in _wider(chosen, [role for role in ("param", *optimizer.states) if role in chosen.reasons]):
@@ -140,7 +142,7 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     """The memory of plans: tables of addresses and scalars, sums by row and by segment."""
     in_backward = optimizer._in_backward.steppers.values() if optimizer._in_backward is not None else ()
     steppers = [optimizer._stepper, *in_backward]
-    plans = [plan for s in steppers for plan in (s.last_plan, *s.captured_plans) if plan is not None]
+    plans = [plan for s in steppers for plan in (s.last_plan, s.other_plan, *s.captured_plans) if plan is not None]
     seen: set[int] = set()
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table

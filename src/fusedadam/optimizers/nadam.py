@@ -84,6 +84,7 @@ class NAdam(FusedOptimizer):
     """
 
     rule = nadam
+    takes_complex = True
     states = {
         "exp_avg": State(decay="beta1"), "exp_avg_sq": State(signed=False, decay="beta2"),
         "mu_product": State(initial="one", signed=False),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
+from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import local
 
@@ -42,7 +43,11 @@ def found(params: Sequence[Tensor], before: Tensor | None = None) -> Tensor:
     for param in params:
         grad = None if param.grad is None else local(param.grad)
         # others are refused by name later
-        if grad is not None and grad.numel() and grad.dtype in FORMAT_OF_DTYPE and grad.layout == torch.strided:
+        if grad is not None and grad.numel() and grad.layout == torch.strided:
+            if grad.is_complex():
+                grad = parts_in_memory(grad)
+            if grad.dtype not in FORMAT_OF_DTYPE:
+                continue
             alike.setdefault((grad.device, grad.dtype), []).append(grad)
     answer = torch.zeros((), device=next(iter(alike), (local(params[0]).device,))[0])
     for grads in alike.values():

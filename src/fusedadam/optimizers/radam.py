@@ -83,6 +83,7 @@ class RAdam(FusedOptimizer):
     """
 
     rule = radam
+    takes_complex = True
     states = {"exp_avg": State(decay="beta1"), "exp_avg_sq": State(signed=False, decay="beta2")}
     options = OPTIONS | PEAK_LR | {
         "betas": checks.betas, "eps": checks.number, "decoupled_weight_decay": checks.boolean

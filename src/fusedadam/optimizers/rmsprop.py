@@ -86,6 +86,7 @@ class RMSprop(FusedOptimizer):
     """
 
     rule = rmsprop
+    takes_complex = True
     states = {
         "square_avg": State(signed=False, decay="alpha"),
         "grad_avg": State(decay="alpha", subtracted_from="square_avg"),

@@ -96,7 +96,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
     rule = schedule_free
     states = {"z": State(initial="param"), "exp_avg_sq": State(signed=False, decay="beta2")}
     options = OPTIONS | {
-        "betas": betas_with_average, "eps": checks.number, "warmup_steps": checks.number, "train_mode": checks.boolean,
+        "betas": betas_with_average, "eps": checks.number, "warmup_steps": checks.count, "train_mode": checks.boolean,
     }  # fmt: skip
     derived = DERIVED | {"warmup": lambda group: max(1, group["warmup_steps"])}
 

@@ -74,6 +74,7 @@ class SGD(FusedOptimizer):
     """
 
     rule = sgd
+    takes_complex = True
     states = {"momentum_buffer": State(decay="momentum")}
     options = OPTIONS | {"momentum": checks.number, "dampening": checks.finite, "nesterov": checks.boolean}
     step_if_uncounted = 1.0  # torch's has no count; if there is a buffer, the first step has been taken

@@ -18,7 +18,7 @@ from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
 from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
-from fusedadam.optimizers import distributed, storage, stored
+from fusedadam.optimizers import complex_params, distributed, storage, stored
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions, Options
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
@@ -65,6 +65,7 @@ class PlanKey(NamedTuple):
     backends: list[str | None]
     flags: list[Flags]
     storages: list[Any]
+    measures_norms: bool
 
 
 class Stepper:
@@ -81,20 +82,25 @@ class Stepper:
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: PlanKey | None = None  # of the last plan
+        # the last plan that did the other thing: measured norms, or did not. Some loops ask for them every 100 steps
+        self.other_plan: Plan | None = None
+        self._other_key: PlanKey | None = None
         self._key_of: tuple[list[object], PlanKey] | None = None  # of the last options
 
-    def prepare(self, targets: Targets, amp: Amp) -> Prepared:
+    def prepare(self, targets: Targets, amp: Amp, measures_norms: bool = False) -> Prepared:
         """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
         params, options = targets.params, self.read(targets.groups)
+        key, captured = self._key(targets, options, amp, measures_norms), capturing()
+        if self._plan_key is not None and self._plan_key.measures_norms != measures_norms:
+            self._exchange_plans()
         # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
         plan, self.plan = self.plan, None
-        key, captured = self._key(targets, options, amp), capturing()
         if captured or key != self._plan_key:
             plan = None
         for _ in range(ATTEMPTS):
             if plan is None:
                 try:
-                    plan, self._plan_key = self._make_plan(targets, options.flags, key.on_device, amp), key
+                    plan, self._plan_key = self._make_plan(targets, options.flags, key, amp), key
                 except Replaced:
                     continue
             answer, tensors = plan.snapshot.compare(params, targets.states)
@@ -123,17 +129,27 @@ class Stepper:
         plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
         return amp.found_inf
 
-    def _key(self, targets: Targets, options: Options, amp: Amp) -> PlanKey:
+    def forget_plans(self) -> None:
+        """The next step makes another plan."""
+        self.plan = self.other_plan = None
+
+    def _exchange_plans(self) -> None:
+        plan, key = self.plan, self._plan_key
+        self.plan, self._plan_key = None, None  # first: this may be interrupted
+        self.plan, self._plan_key, self.other_plan, self._other_key = self.other_plan, self._other_key, plan, key
+
+    def _key(self, targets: Targets, options: Options, amp: Amp, measures_norms: bool) -> PlanKey:
         """Nearly all steps find the options of the last one, or another learning rate: then the key is known. Counts
         that are on the device, as with a GradScaler, stay there."""
         sizes = [*map(len, targets.params_by_group)]
         if self._key_of is not None:
             known, key = self._key_of
-            if known == options.structures and key.sizes == sizes and (amp is NO_AMP or key.on_device):
+            same = key.measures_norms == measures_norms and key.sizes == sizes
+            if same and known == options.structures and (amp is NO_AMP or key.on_device):
                 return key
         on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
         chosen = [group.get("backend") for group in targets.groups]
-        key = PlanKey(on_device, sizes, chosen, options.flags, options.storages)
+        key = PlanKey(on_device, sizes, chosen, options.flags, options.storages, measures_norms)
         self._key_of = options.structures, key
         return key
 
@@ -199,22 +215,28 @@ class Stepper:
             self.plan = plan
 
     @outside_inference_mode()
-    def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool, amp: Amp) -> Plan:
-        params, rule = targets.params, self._optimizer.rule
+    def _make_plan(self, targets: Targets, flags: list[Flags], key: PlanKey, amp: Amp) -> Plan:
+        params, rule, norms = targets.params, self._optimizer.rule, key.measures_norms
         self.check_sums(targets.groups, params)
+        if norms and distributed.are_flat(params):
+            raise ValueError(
+                "watch_norms=True measures whole parameters, which FullyShardedDataParallel has flattened and sharded; "
+                "shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or set watch_norms=False"
+            )
         participants, index = [], 0
         for k, (group, group_params) in enumerate(zip(targets.groups, targets.params_by_group, strict=True)):
             chosen = dict(zip(self._optimizer._flags, flags[k], strict=True))
             for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
-                    specialized = rule.specialize(chosen, param)
+                    complex_params.check(self._optimizer, group, param)  # options may have changed
+                    specialized = rule.specialize(chosen, param, (), norms)
                     if grad is not None or distributed.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
                         formats = storage.choose(self._optimizer, group, param, specialized.roles).formats
                         deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
                         if deferred:
-                            specialized = rule.specialize(chosen, param, deferred)
+                            specialized = rule.specialize(chosen, param, deferred, norms)
                         new_state = functools.partial(self._new_state, param, group, formats)
                         participants.append(
                             Participant(
@@ -223,7 +245,7 @@ class Stepper:
                         )
                 index += 1
         is_scaled = amp.grad_scale is not None
-        return Plan(rule, participants, params, targets.states, self._step_counts, on_device, is_scaled)
+        return Plan(rule, participants, params, targets.states, self._step_counts, key.on_device, is_scaled, norms)
 
     def _new_state(
         self, param: Tensor, group: Group, formats: Mapping[str, str], role: str, before: StateDict

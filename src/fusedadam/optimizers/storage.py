@@ -45,7 +45,8 @@ OTHER_DTYPES = ("state_dtype", "ema_dtype")  # options that ``storage`` takes th
 
 
 class Choice(NamedTuple):
-    """The format of each role, and of roles that are kept wider than asked for, why."""
+    """The format of each role, and of roles that are kept wider than asked for, why. A role without a format is a plain
+    tensor, and its dtype tells."""
 
     formats: dict[str, str]
     reasons: dict[str, str]
@@ -100,6 +101,8 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
         return PLAIN
     states = optimizer.states
     roles = [role for role in roles if role != "grad"]
+    if param.is_complex():
+        return Choice({}, dict.fromkeys(roles, "complex"))
     if param.dtype == torch.float64:
         return _plain(roles, "f64", "float64")
     if param.dtype == torch.float16 and storage == "exact":

@@ -11,6 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.storage import States, may_hold
+from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape, names_in
 from fusedadam.tensors.formats.plain import F32
@@ -33,7 +34,7 @@ def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | Non
         ):
             return fmt
     value = state.get(role)
-    plain = FORMAT_OF_DTYPE.get(value.dtype) if isinstance(value, Tensor) else None
+    plain = FORMAT_OF_DTYPE.get(part_dtype(value.dtype)) if isinstance(value, Tensor) else None
     return None if plain is None else FORMATS[plain]
 
 

@@ -108,7 +108,7 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             local(param).copy_(high)
             optimizer.state[param][stored.LOW] = low
             optimizer.state[param].setdefault("step", torch.zeros((), device="cpu"))
-        optimizer._stepper.plan = None
+        optimizer._stepper.forget_plans()
     for param in targets.values():
         if param.requires_grad and not is_lazy(param):
             _complete(optimizer, group_of[param], param)
@@ -133,7 +133,8 @@ def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, 
         for role in states:
             fmt = stored.kept_as(role, state, states)
             stored.check_whole(role, state, fmt)
-            if fmt is not None and fmt.name not in ("f32", "f64"):
+            is_complex = role in state and state[role].is_complex()  # then it is one plain tensor already
+            if fmt is not None and fmt.name not in ("f32", "f64") and not is_complex:
                 arrays = fmt.array_names(role)
                 value = stored.value_of(role, state, states)
                 assert value is not None

@@ -7,6 +7,7 @@ rule.py       the contract for authors
 ops.py        the functions that a rule may call
 clipping.py   clipping by norm, for any rule
 restraint.py  cautious steps and clipped updates, for any rule
+norms.py      norms of gradient, update and weights, measured in the same visits, for any rule
 lowering.py   a rule's source, checked and rewritten as straight-line code
 positions.py  rounds and phases of a step
 placement.py  where each value is computed: its space and position

@@ -265,6 +265,11 @@ class Lowering(ast.NodeTransformer):
             )
         if not isinstance(node.op, _OPERATORS):
             self.source.fail(node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions)")
+        if isinstance(node.op, (ast.BitAnd, ast.BitOr)):
+            for side in (node.left, node.right):
+                if self.is_condition(side) is False:
+                    code, text = ast.unparse(node), ast.unparse(side)
+                    self.source.fail(node, f"`{code}`: `{text}` is not a condition; compare it, as in `{text} > 0`")
         left, right = self.visit(node.left), self.visit(node.right)
         return call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
 

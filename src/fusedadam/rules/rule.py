@@ -56,6 +56,7 @@ from torch import Tensor
 from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
 from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
+from fusedadam.rules.norms import REPORTS, with_norms
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
 from fusedadam.rules.stages import Staged, split_into_stages
@@ -73,8 +74,8 @@ Flag: TypeAlias = bool
 
 # Scalars and flags that come from the parameter itself, not from its group.
 PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
-    "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
-    "numel": lambda param: param.numel(),
+    "row_length": lambda param: _real_numbers(param) / max(1, param.shape[0] if param.dim() else 1),
+    "numel": lambda param: _real_numbers(param),
     "dtype_eps": lambda param: torch.finfo(param.dtype).eps,
     "last_length": lambda param: param.shape[-1] if param.dim() else 1,
     "second_last_length": lambda param: param.shape[-2] if param.dim() > 1 else 1,
@@ -129,7 +130,7 @@ class Rule:
                 self._function.fail(
                     self._function.tree, f"`{role}` has a value for each element; write `{role}: Value`"
                 )
-        self._specializations: dict[tuple[tuple[bool, ...], frozenset[str]], SpecializedRule] = {}
+        self._specializations: dict[tuple[tuple[bool, ...], frozenset[str], bool], SpecializedRule] = {}
         self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         if not (update.__module__ or "").startswith("fusedadam."):  # those are checked by tests, not in every import
@@ -211,15 +212,20 @@ class Rule:
         return self._scalar_programs[strings]
 
     def specialize(
-        self, flags: Mapping[str, bool], param: Tensor | None = None, deferred: Collection[str] = ()
+        self,
+        flags: Mapping[str, bool],
+        param: Tensor | None = None,
+        deferred: Collection[str] = (),
+        measures_norms: bool = False,
     ) -> SpecializedRule:
         """The rule with its flags decided; a flag that is left out is False. ``param``: a parameter, for the flags that
-        come from it. ``deferred``: roles that are stored in the last visit of the elements only (see ``stages.py``)."""
+        come from it. ``deferred``: roles that are stored in the last visit of the elements only (see ``stages.py``).
+        ``measures_norms``: it also reports norms of gradient, update and weights (see ``norms.py``)."""
         from_param = {} if param is None else {name: ask(param) for name, ask in PARAM_FLAGS.items()}
         decided = {name: bool({**flags, **from_param}.get(name)) for name in self.flags}
-        key = tuple(decided.values()), frozenset(deferred)
+        key = tuple(decided.values()), frozenset(deferred), measures_norms
         if key not in self._specializations:
-            specialized = _specialize(self, decided, key[1])
+            specialized = _specialize(self, decided, key[1], measures_norms)
             for shared in specialized.shared:
                 if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
                     why = f"{specialized.title}: {shared.name} comes in another round here than under other flags"
@@ -244,6 +250,11 @@ def rule(
     return lambda update: Rule(update, scalars, reports)
 
 
+def _real_numbers(param: Tensor) -> int:
+    """How many there are in a parameter: two in a complex number."""
+    return param.numel() * (2 if param.is_complex() else 1)
+
+
 def _with_step(scalars: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
     """Scalars that do not depend on the step may leave it out of their arguments."""
     signature = inspect.signature(scalars)
@@ -259,11 +270,16 @@ def _with_step(scalars: Callable[..., Mapping[str, Any]]) -> Callable[..., Mappi
     return call
 
 
-def _specialize(owner: Rule, flags: dict[str, bool], deferred: Collection[str]) -> SpecializedRule:
+def _specialize(
+    owner: Rule, flags: dict[str, bool], deferred: Collection[str], measures_norms: bool
+) -> SpecializedRule:
     lowering = Lowering(owner._function, flags)
     body: list[ast.stmt] = list(lowering.statements(owner._function.body))
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
-    staged = split_into_stages(lowering, body, outputs, owner.reports, deferred)
+    reports = owner.reports
+    if measures_norms:
+        body, reports = with_norms(lowering, body), (*reports, *REPORTS.values())
+    staged = split_into_stages(lowering, body, outputs, reports, deferred)
     read = {name for stage in staged.stages for name in stage.reads if name in owner.roles}
     asked = {name for stage in staged.stages for name in (*stage.scalars, *stage.reads)}
     return SpecializedRule(

@@ -64,8 +64,9 @@ def row_major_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the memory holds the values: without torch's negative bit, and not a ZeroTensor, which has no memory."""
-    return not (tensor.is_neg() or tensor._is_zerotensor())
+    """Whether the memory holds the values: without torch's negative and conjugate bits, and not a ZeroTensor, which has
+    no memory."""
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 
 def address_of(tensor: Tensor) -> int:
