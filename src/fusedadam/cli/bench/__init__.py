@@ -102,7 +102,7 @@ def look(device: str) -> dict[str, Any]:
         "device": device,
         "name": frame.device_name(torch.device(device)),
         "threads": torch.get_num_threads(),
-        "copy_gb_s": copied / min(timer.turn() for _ in range(3)) / 1e6,
+        "copy_gb_s": copied / min(timer.turn().ms for _ in range(3)) / 1e6,
     }
 
 

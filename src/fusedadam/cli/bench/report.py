@@ -15,6 +15,7 @@ from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
 VERSION = 2  # of the JSON file
 BUSY = 20.0  # percent of spread that a quiet machine does not have
+DISTURBED = "disturbed"  # in the place of a ratio
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Result:
     bytes_a_parameter: float | None = None  # of weights and states
     roofline_ms: float | None = None  # the time in which a large copy moves as many bytes
     percent_of_copy: float | None = None
+    disturbed: bool = False  # by other programs, in too many turns: it has a time, and is compared with nothing
 
     @property
     def is_ours(self) -> bool:
@@ -96,11 +98,11 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
             ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
             against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
             roofline = None if moved is None else moved / copied
-            percent = None if roofline is None else 100 * roofline / ms.median
+            percent = None if roofline is None or own.disturbed else 100 * roofline / ms.median
             result = replace(
                 result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved, copy_gb_s=copied / 1e6,
                 state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
-                roofline_ms=roofline, percent_of_copy=percent,
+                roofline_ms=roofline, percent_of_copy=percent, disturbed=own.disturbed,
             )  # fmt: skip
         found.append(result)
     return found
@@ -141,8 +143,13 @@ class Report:
         yield f"Times are medians; ± is half the distance between the quartiles of the turns, at most {worst:.0f} %."
         if any((result.percent_of_copy or 0.0) > 100 for result in self.results):
             yield "Above 100 % of copy: parameters that fit into a cache can be faster than a large copy."
-        if worst > BUSY:
-            yield "Something else was using the machine: measure again before you trust a ratio."
+        if any(r.disturbed for r in self.results):
+            yield (
+                "disturbed: in most turns other programs kept ours, or this peer, waiting for a core or for the "
+                "device. A ratio would say nothing: stop the other programs and measure again."
+            )
+        elif worst > BUSY:
+            yield "Times varied widely, though not because cores were taken: measure again before you trust a ratio."
 
 
 def line(found: Sequence[Result]) -> str:
@@ -181,6 +188,8 @@ def _ms(r: Result) -> str:
 
 
 def _against(r: Result) -> str:
+    if r.disturbed and not r.is_reference:
+        return DISTURBED
     return "" if r.against_ours is None else f"{ratio(r.against_ours.median)} x"
 
 

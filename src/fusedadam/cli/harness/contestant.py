@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from fusedadam.optimizers.storage import choose
 from fusedadam.tensors.formats import FORMATS
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
+
+
+class Turn(NamedTuple):
+    ms: float  # per step
+    copied_per_ms: float  # bytes that a large copy moves
+    waited: float  # seconds that threads waited for a core, per second
 
 
 class Contestant:
@@ -36,10 +42,10 @@ class Contestant:
         moved = bytes_moved(self.optimizer) if ours else getattr(self.optimizer, "bytes_moved", None)
         return moved, state_bytes(self.optimizer, params)
 
-    def turn(self) -> tuple[float, float]:
-        """Milliseconds per step, and bytes that a copy moves per millisecond."""
+    def turn(self) -> Turn:
         self.optimizer.step()  # refills the caches, which other contestants have used
-        return self.step.turn(), self.copied / self.copy.turn()
+        step, copy = self.step.turn(), self.copy.turn()
+        return Turn(step.ms, self.copied / copy.ms, max(step.waited, copy.waited))
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:

@@ -1,4 +1,8 @@
-"""Measures contestants that take turns: other programs on the machine then slow all of them alike."""
+"""Measures contestants that take turns, until there are enough turns that no other program disturbed.
+
+Contestants that take turns meet the same clocks, temperatures and neighbours on the memory bus. While other programs
+use the cores, turns do not make a ratio right (disturbance.py), so disturbed turns do not count.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusedadam.cli.harness.contestant import Contestant, Make
+from fusedadam.cli.harness.contestant import Contestant, Make, Turn
 from fusedadam.cli.harness.processes import Failed, Worker
 from fusedadam.cli.harness.shapes import Shape, parameters
 from fusedadam.cli.harness.timing import Pace
@@ -21,6 +25,10 @@ from fusedadam.cli.harness.timing import Pace
 # What a contestant may need, in units of its parameters: parameters, gradients, three states, and as many temporaries.
 ROOM = 8
 LONGEST, ENOUGH_TURNS = 20.0, 3  # seconds after which no further turn begins, once there were enough
+MOST_TURNS = 3  # as many as wanted, times this, if turns are disturbed
+MOST_WAITING = 0.1  # seconds per second that threads may wait for a core in a turn; on a quiet machine it is 0.00
+# Of the fastest copy in any turn, on an accelerator: one that other programs use gives the copy a part of its time.
+SLOWEST_COPY = 0.9
 SAME_STATE = 0.05  # a smaller difference in size comes from sums and counts, not from another format of the states
 
 
@@ -37,7 +45,7 @@ class Conditions:
 
 @dataclass
 class Measured:
-    """The turns of one contestant, or why it failed."""
+    """The turns of one contestant that nothing disturbed, or why it failed."""
 
     ms: list[float] = field(default_factory=list)
     copied_per_ms: list[float] = field(default_factory=list)
@@ -45,6 +53,7 @@ class Measured:
     bytes_moved: int | None = None
     state_bytes: int = 0
     failed: str | None = None
+    disturbed: bool = False  # too many turns were: all of them are here, compared with nothing
 
 
 def measure(
@@ -60,27 +69,49 @@ def measure(
                 made = partial(Contestant, makes[name], shapes, dtype, device, pace.seconds)
                 started[name] = Worker(made, device, conditions.limit) if conditions.isolated else Here(made)
                 stack.callback(started[name].close)
-            _take_turns(started, found, pace)
+            _take_turns(started, found, device, pace)
     return found
 
 
-def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], pace: Pace) -> None:
+def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], device: str, pace: Pace) -> None:
     for name in started:  # they all start at the same time, since this is not measured
         if not found[name].failed:
             started[name].tell("prepare")
     for name, answer in _answers(started, found):
         found[name].bytes_moved, found[name].state_bytes = answer
-    ours = found[next(iter(started))]
+    taken: list[dict[str, Turn]] = []
     began = time.monotonic()
-    for k in range(pace.turns):
-        if k >= ENOUGH_TURNS and time.monotonic() - began > LONGEST:
-            break
-        taken = dict(_answers(started, found, "turn", first=k))
-        for name, (ms, copied) in taken.items():
-            found[name].ms.append(ms)
-            found[name].copied_per_ms.append(copied)
-            if not ours.failed:
-                found[name].against_ours.append(ms / taken[next(iter(started))][0])
+    while not _is_enough(taken, device, pace, time.monotonic() - began):
+        taken.append(dict(_answers(started, found, "turn", first=len(taken))))
+    for name in started:
+        _add(found[name], name, next(iter(started)), taken, device, pace)
+
+
+def _is_enough(taken: Sequence[Mapping[str, Turn]], device: str, pace: Pace, seconds: float) -> bool:
+    if len(taken) >= min(ENOUGH_TURNS, pace.turns) and seconds > LONGEST:
+        return True
+    quiet = sum(_quiet(taken, each.values(), device) for each in taken)
+    return quiet >= pace.turns or len(taken) >= MOST_TURNS * pace.turns
+
+
+def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn]], device: str, pace: Pace) -> None:
+    """Counts the turns in which neither this contestant nor the first one was disturbed."""
+    mine = [each for each in taken if name in each]
+    pairs = [(each, [each[one] for one in {name, first} & each.keys()]) for each in mine]
+    counted = [each for each, pair in pairs if _quiet(taken, pair, device)]
+    if len(counted) < (pace.turns + 1) // 2 and mine:
+        own.disturbed, counted = True, mine
+    own.ms += [each[name].ms for each in counted]
+    own.copied_per_ms += [each[name].copied_per_ms for each in counted]
+    if not own.disturbed:
+        own.against_ours += [each[name].ms / each[first].ms for each in counted if first in each]
+
+
+def _quiet(taken: Sequence[Mapping[str, Turn]], turns: Iterable[Turn], device: str) -> bool:
+    """Whether no other program disturbed these turns. Copies on a CPU vary by themselves, and prove nothing."""
+    copies = [] if device == "cpu" else [turn.copied_per_ms for each in taken for turn in each.values()]
+    fastest = max(copies, default=0.0)
+    return all(t.waited <= MOST_WAITING and t.copied_per_ms >= SLOWEST_COPY * fastest for t in turns)
 
 
 def _answers(

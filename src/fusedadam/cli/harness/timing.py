@@ -1,4 +1,4 @@
-"""How a call is timed: in turns of many calls, so that contestants can alternate and other programs slow all alike."""
+"""How a call is timed: in turns of many calls, so that contestants can alternate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from fusedadam.cli.harness.disturbance import Watch
 from fusedadam.cli.harness.shapes import Shape
 
 Step = Callable[[], object]
@@ -21,6 +23,13 @@ class Pace:
 
     turns: int
     seconds: float
+
+
+class Timed(NamedTuple):
+    """Milliseconds per call, and how long threads waited for a core meanwhile, per second."""
+
+    ms: float
+    waited: float
 
 
 def waiting_for(device: str) -> Callable[[], None]:
@@ -36,9 +45,11 @@ class Timer:
         self._seconds(2)
         self.calls = max(1, min(MOST_CALLS, round(seconds / self._seconds(3))))
 
-    def turn(self) -> float:
-        """Milliseconds per call, over as many calls as fill a turn."""
-        return 1e3 * self._seconds(self.calls)
+    def turn(self) -> Timed:
+        """As many calls as fill a turn."""
+        watch = Watch()
+        seconds = self._seconds(self.calls)
+        return Timed(1e3 * seconds, watch.waited())
 
     def _seconds(self, calls: int) -> float:
         """On a CPU every call has a time, and the median leaves out those that other programs disturbed."""
