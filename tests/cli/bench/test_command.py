@@ -48,7 +48,13 @@ def command(*arguments: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     """One thread: with several, torch's wait for each other, and beside other busy programs that takes long."""
     paths = [str(HERE), str(folder), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONIOENCODING": "utf-8",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 
 from fusedadam.cli import display
 from fusedadam.cli.contestants import OURS, PRESETS, Absent
+from fusedadam.cli.folding import room, say
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
 VERSION = 2  # of the JSON file
@@ -161,14 +162,25 @@ def line(found: Sequence[Result]) -> str:
 
 def show(report: Report) -> None:
     for title, rows in report.panels().items():
-        width = max(9, *(len(r.optimizer) for r in rows))
-        names = (f"{r.optimizer if r.is_reference else '':{width}} {r.by}" for r in rows)
-        cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
-        print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
+        say(f"\n{title}")
+        print(_table(rows, room()))
     for result in report.results:
         if result.failed:
-            print(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}")
-    print("", *report.notes(), sep="\n")
+            say(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}", "  ")
+    say("\n".join(("", *report.notes())), "  ")
+
+
+def _table(rows: Sequence[Result], width: int | None) -> str:
+    """Optimizers have a column of their own, if there is room, else a line above their implementations."""
+    headers, longest = ("optimizer", *COLUMNS), max(9, *(len(r.optimizer) for r in rows))
+    cells = {id(r): [cell(r) for cell in COLUMNS.values()] for r in rows}
+    beside = [[f"{r.optimizer if r.is_reference else '':{longest}} {r.by}", *cells[id(r)]] for r in rows]
+    made = display.table(headers, beside)
+    if width is None or len(made.partition("\n")[0]) <= width:
+        return made
+    empty = [""] * len(COLUMNS)
+    above = [row for r in rows for row in ([[r.optimizer, *empty]] * r.is_reference + [[f"  {r.by}", *cells[id(r)]]])]
+    return display.table(headers, above, width)
 
 
 def ratio(value: float) -> str:

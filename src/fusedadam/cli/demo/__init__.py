@@ -34,6 +34,7 @@ from fusedadam.cli.demo.training import (
     unmeasured,
 )
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
+from fusedadam.cli.folding import room, say
 
 STEPS, SECONDS = 150, 75
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
@@ -62,12 +63,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
     name = frame.device_name(device)
-    print(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
-    print(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
-    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
+    say(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    say(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
+    say(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
+    say(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
     if len(OPTIMIZERS) < 2 * len(OPTIONS):
-        print("AdamP is left out: its peer is the adamp package (pip install adamp).")
+        say("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
-        print(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
+        say(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
 
     held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
     draw(pairs, twins, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
     seconds = time.perf_counter() - began
-    print(f"The demo took {seconds:.0f} seconds.")
+    say(f"The demo took {seconds:.0f} seconds.")
     return {
         "version": 3,
         "device": str(device),
@@ -106,10 +107,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def draw(pairs: Pairs, twins: Twins, title: str, doubt: str | None, path: Path) -> None:
     if not charts.possible():
-        print(charts.MISSING)
+        say(charts.MISSING)
         return
     path.write_bytes(picture.png(pairs, twins, title, doubt))
-    print(f"Loss curves, time and memory saved: {path}")
+    say(f"Loss curves, time and memory saved: {path}")
 
 
 def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
@@ -120,14 +121,14 @@ def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
         for result, said in ((theirs, ("reference", "")), (ours, gain)):
             rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", *said))
     headers = ("optimizer", "validation loss", "optimizer step (ms)", "its speed", "training time saved")
-    print(f"\n{display.table(headers, rows)}")
+    print(f"\n{display.table(headers, rows, room())}")
     pass_ms = statistics.median(result.pass_ms for pair in pairs for result in pair)
-    print(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
-    print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
+    say(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
+    say(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    print(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
+    say(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
     if doubt:
-        print(doubt)
+        say(doubt)
 
 
 def report_storage(twins: Twins) -> None:
@@ -137,10 +138,13 @@ def report_storage(twins: Twins) -> None:
         for result, model in ((wide, "float32"), (stored, "bfloat16"))
     ]
     headers = ("optimizer, model", "validation loss", "optimizer step (ms)", "bytes a parameter")
-    print(f'\nThe same AdamW with storage="8bit", beside float32:\n{display.table(headers, rows)}')
+    say('\nThe same AdamW with storage="8bit", beside float32:')
+    print(display.table(headers, rows, room()))
     saved, apart = 100 * (1 - stored.bytes_a_parameter / wide.bytes_a_parameter), abs(stored.loss - wide.loss)
-    print(f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart;")
-    print("the bfloat16 model also computes in bfloat16.\n")
+    say(
+        f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart; the bfloat16 model also "
+        "computes in bfloat16.\n"
+    )
 
 
 def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
