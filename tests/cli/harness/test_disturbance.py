@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from fusedadam.cli.bench.report import COLUMNS, Report, Set, line, results
 from fusedadam.cli.harness import disturbance, measure
 from fusedadam.cli.harness.contestant import Turn
 from fusedadam.cli.harness.disturbance import Watch
-from fusedadam.cli.harness.measure import Measured
+from fusedadam.cli.harness.measure import Conditions, Measured
 from fusedadam.cli.harness.timing import Pace
 from tests.cli.bench.test_report import MACHINE
 
@@ -79,7 +80,7 @@ class Scripted:
 def measured(device: str = "cpu", turns: int = 3, **scripts: Sequence[Turn]) -> dict[str, Measured]:
     found = {name: Measured() for name in scripts}
     started: Any = {name: Scripted(script) for name, script in scripts.items()}
-    measure._take_turns(started, found, device, Pace(turns, 0.0))
+    measure._take_turns(started, found, Conditions(device, Pace(turns, 0.0)))
     return found
 
 
@@ -103,6 +104,16 @@ def test_where_most_turns_are_disturbed_there_is_no_ratio(disturbed: str) -> Non
     assert found["peer"].against_ours == []
     assert found["other"].disturbed == (disturbed == "ours")
     assert len(found[disturbed].ms) == 9, "three times as many turns as wanted"
+
+
+def test_a_busy_machine_is_not_measured_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(clock)))
+    found: dict[str, Measured] = {"ours": Measured()}
+    started: Any = {"ours": Scripted([WAITING] * 21)}
+    measure._take_turns(started, found, Conditions("cpu", Pace(7, 0.0), longest=2.0))
+    assert found["ours"].disturbed
+    assert len(found["ours"].ms) == measure.ENOUGH_TURNS
 
 
 def test_on_an_accelerator_a_slow_copy_shows_that_others_use_it() -> None:

@@ -24,7 +24,7 @@ from fusedadam.cli.harness.timing import Pace
 
 # What a contestant may need, in units of its parameters: parameters, gradients, three states, and as many temporaries.
 ROOM = 8
-LONGEST, ENOUGH_TURNS = 20.0, 3  # seconds after which no further turn begins, once there were enough
+LONGEST, ENOUGH_TURNS = 20.0, 3
 MOST_TURNS = 3  # as many as wanted, times this, if turns are disturbed
 MOST_WAITING = 0.1  # seconds per second that threads may wait for a core in a turn; on a quiet machine it is 0.00
 # Of the fastest copy in any turn, on an accelerator: one that other programs use gives the copy a part of its time.
@@ -41,6 +41,7 @@ class Conditions:
     free_bytes: float = math.inf
     isolated: bool = False  # whether each contestant has a process of its own
     limit: float = 60.0  # seconds that such a process may take to answer
+    longest: float = LONGEST  # seconds after which no further turn begins, once there were enough
 
 
 @dataclass
@@ -69,11 +70,11 @@ def measure(
                 made = partial(Contestant, makes[name], shapes, dtype, device, pace.seconds)
                 started[name] = Worker(made, device, conditions.limit) if conditions.isolated else Here(made)
                 stack.callback(started[name].close)
-            _take_turns(started, found, device, pace)
+            _take_turns(started, found, conditions)
     return found
 
 
-def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], device: str, pace: Pace) -> None:
+def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], conditions: Conditions) -> None:
     for name in started:  # they all start at the same time, since this is not measured
         if not found[name].failed:
             started[name].tell("prepare")
@@ -81,25 +82,26 @@ def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measur
         found[name].bytes_moved, found[name].state_bytes = answer
     taken: list[dict[str, Turn]] = []
     began = time.monotonic()
-    while not _is_enough(taken, device, pace, time.monotonic() - began):
+    while not _is_enough(taken, conditions, time.monotonic() - began):
         taken.append(dict(_answers(started, found, "turn", first=len(taken))))
     for name in started:
-        _add(found[name], name, next(iter(started)), taken, device, pace)
+        _add(found[name], name, next(iter(started)), taken, conditions)
 
 
-def _is_enough(taken: Sequence[Mapping[str, Turn]], device: str, pace: Pace, seconds: float) -> bool:
-    if len(taken) >= min(ENOUGH_TURNS, pace.turns) and seconds > LONGEST:
+def _is_enough(taken: Sequence[Mapping[str, Turn]], conditions: Conditions, seconds: float) -> bool:
+    wanted, device = conditions.pace.turns, conditions.device
+    if len(taken) >= min(ENOUGH_TURNS, wanted) and seconds > conditions.longest:
         return True
     quiet = sum(_quiet(taken, each.values(), device) for each in taken)
-    return quiet >= pace.turns or len(taken) >= MOST_TURNS * pace.turns
+    return quiet >= wanted or len(taken) >= MOST_TURNS * wanted
 
 
-def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn]], device: str, pace: Pace) -> None:
+def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn]], conditions: Conditions) -> None:
     """Counts the turns in which neither this contestant nor the first one was disturbed."""
     mine = [each for each in taken if name in each]
     pairs = [(each, [each[one] for one in {name, first} & each.keys()]) for each in mine]
-    counted = [each for each, pair in pairs if _quiet(taken, pair, device)]
-    if len(counted) < (pace.turns + 1) // 2 and mine:
+    counted = [each for each, pair in pairs if _quiet(taken, pair, conditions.device)]
+    if len(counted) < (conditions.pace.turns + 1) // 2 and mine:
         own.disturbed, counted = True, mine
     own.ms += [each[name].ms for each in counted]
     own.copied_per_ms += [each[name].copied_per_ms for each in counted]
