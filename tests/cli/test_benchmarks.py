@@ -60,7 +60,8 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("fusedadam.cli.harness.measure.MOST_WAITING", math.inf)  # other tests may use the machine
+    for module in ("measure", "contestant"):  # other tests may use the machine
+        monkeypatch.setattr(f"fusedadam.cli.harness.{module}.MOST_WAITING", math.inf)
     row = Row("AdamP", AdamP, peers.adamp, [(4, 4)], "float32", [Faster(25), OfCopy(95)])
     ratio, of_copy = found = lines(row, *measure(row, "cpu", Pace(turns=1, seconds=1e-3)))
     assert ratio["peer"] == of_copy["peer"] == "adamp is not installed"

@@ -98,11 +98,11 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
         if not own.failed:
             ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
             against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
-            roofline = None if moved is None else moved / copied
+            roofline = None if moved is None or copied is None else moved / copied
             percent = None if roofline is None or own.disturbed else 100 * roofline / ms.median
             result = replace(
-                result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved, copy_gb_s=copied / 1e6,
-                state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
+                result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved,
+                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
                 roofline_ms=roofline, percent_of_copy=percent, disturbed=own.disturbed,
             )  # fmt: skip
         found.append(result)

@@ -17,7 +17,7 @@ from fusedadam.cli.demo.training import Training
 from fusedadam.cli.harness.measure import Conditions, Measured, measure
 from fusedadam.cli.harness.timing import Pace
 
-PACE, LONGEST = Pace(turns=5, seconds=0.04), 2.0  # seconds for each pair, however busy the machine is
+PACE, LONGEST = Pace(turns=9, seconds=0.03), 4.0  # seconds for each pair, however busy the machine is
 OURS, PEER = "ours", "peer"
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
 from fusedadam.engine.participant import arrays_of
@@ -20,8 +21,8 @@ Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step(
 
 class Turn(NamedTuple):
     ms: float  # per step
-    copied_per_ms: float  # bytes that a large copy moves
-    waited: float  # seconds that threads waited for a core, per second
+    copied_per_ms: float | None  # bytes that a large copy moves; None if it had to wait for a core
+    waited: float  # seconds that threads waited for a core during the steps, per second
 
 
 class Contestant:
@@ -45,7 +46,8 @@ class Contestant:
     def turn(self) -> Turn:
         self.optimizer.step()  # refills the caches, which other contestants have used
         step, copy = self.step.turn(), self.copy.turn()
-        return Turn(step.ms, self.copied / copy.ms, max(step.waited, copy.waited))
+        copied = self.copied / copy.ms if copy.waited <= MOST_WAITING else None
+        return Turn(step.ms, copied, step.waited)
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:

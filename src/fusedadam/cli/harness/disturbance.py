@@ -12,6 +12,7 @@ from pathlib import Path
 
 THREADS = Path("/proc/self/task")  # Linux keeps for each thread how long it was ready to run and did not
 NANOSECONDS = 1e-9
+MOST_WAITING = 0.1  # seconds per second; on a quiet machine it is 0.00
 
 
 class Watch:

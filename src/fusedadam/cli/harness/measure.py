@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fusedadam.cli.harness.contestant import Contestant, Make, Turn
+from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.processes import Failed, Worker
 from fusedadam.cli.harness.shapes import Shape, parameters
 from fusedadam.cli.harness.timing import Pace
@@ -26,7 +27,6 @@ from fusedadam.cli.harness.timing import Pace
 ROOM = 8
 LONGEST, ENOUGH_TURNS = 20.0, 3
 MOST_TURNS = 3  # as many as wanted, times this, if turns are disturbed
-MOST_WAITING = 0.1  # seconds per second that threads may wait for a core in a turn; on a quiet machine it is 0.00
 # Of the fastest copy in any turn, on an accelerator: one that other programs use gives the copy a part of its time.
 SLOWEST_COPY = 0.9
 SAME_STATE = 0.05  # a smaller difference in size comes from sums and counts, not from another format of the states
@@ -104,16 +104,16 @@ def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn
     if len(counted) < (conditions.pace.turns + 1) // 2 and mine:
         own.disturbed, counted = True, mine
     own.ms += [each[name].ms for each in counted]
-    own.copied_per_ms += [each[name].copied_per_ms for each in counted]
+    own.copied_per_ms += [copied for each in counted if (copied := each[name].copied_per_ms) is not None]
     if not own.disturbed:
         own.against_ours += [each[name].ms / each[first].ms for each in counted if first in each]
 
 
 def _quiet(taken: Sequence[Mapping[str, Turn]], turns: Iterable[Turn], device: str) -> bool:
     """Whether no other program disturbed these turns. Copies on a CPU vary by themselves, and prove nothing."""
-    copies = [] if device == "cpu" else [turn.copied_per_ms for each in taken for turn in each.values()]
-    fastest = max(copies, default=0.0)
-    return all(t.waited <= MOST_WAITING and t.copied_per_ms >= SLOWEST_COPY * fastest for t in turns)
+    copies = [] if device == "cpu" else [turn.copied_per_ms or 0.0 for each in taken for turn in each.values()]
+    slowest = SLOWEST_COPY * max(copies, default=0.0)
+    return all(turn.waited <= MOST_WAITING and (turn.copied_per_ms or 0.0) >= slowest for turn in turns)
 
 
 def _answers(
@@ -135,9 +135,11 @@ def _answers(
             started[name].close()
 
 
-def copied_per_ms(measured: Iterable[Measured]) -> float:
-    """The median over the copies of all contestants, so that bars of the same length mean the same time."""
-    return statistics.median([copied for one in measured for copied in one.copied_per_ms] or [math.nan])
+def copied_per_ms(measured: Iterable[Measured]) -> float | None:
+    """The median over the copies of all contestants, so that bars of the same length mean the same time; None if other
+    programs disturbed every one of them."""
+    copies = [copied for one in measured for copied in one.copied_per_ms]
+    return statistics.median(copies) if copies else None
 
 
 def bytes_moved(own: Measured, ours: Measured) -> int | None:
