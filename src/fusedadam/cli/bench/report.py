@@ -102,7 +102,8 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
             percent = None if roofline is None or own.disturbed else 100 * roofline / ms.median
             result = replace(
                 result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved,
-                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
+                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.state_bytes,
+                bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
                 roofline_ms=roofline, percent_of_copy=percent, disturbed=own.disturbed,
             )  # fmt: skip
         found.append(result)
