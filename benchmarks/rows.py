@@ -33,6 +33,7 @@ class Timed:
     peer: float | None
     copied_per_ms: float | None = None  # bytes that a large copy reads and writes
     moved: int | None = None  # bytes that a step of ours must move
+    disturbed: bool = False  # by other programs, in too many turns
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,22 @@ def measure(row: Row, device: str, pace: Pace) -> tuple[Timed, str]:
         torch.cuda.empty_cache()
     ours, peer = found["ours"], found["peer"]
     theirs = statistics.median(peer.ms) if peer.ms else None
-    timed = Timed(statistics.median(ours.ms), theirs, copied_per_ms(found.values()), ours.bytes_moved)
+    timed = Timed(
+        statistics.median(ours.ms),
+        theirs,
+        copied_per_ms(found.values()),
+        ours.bytes_moved,
+        ours.disturbed or peer.disturbed,
+    )
     return timed, peer.failed or row.peer.__name__.strip("_").replace("_", " ")
 
 
 def lines(row: Row, timed: Timed, peer: str) -> list[dict[str, Any]]:
     """One for each goal."""
-    found = [(goal, goal.figure(timed)) for goal in row.goals]
+    found = [(goal, None if timed.disturbed else goal.figure(timed)) for goal in row.goals]
     return [
         {"what": row.what, "ours": timed.ours, "peer": peer, "theirs": timed.peer, "figure": figure, "unit": goal.unit,
-         "goal": goal.goal, "met": goal.met(figure)}
+         "goal": goal.goal, "met": goal.met(figure), "disturbed": timed.disturbed}
         for goal, figure in found
     ]  # fmt: skip
 
@@ -127,7 +134,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 def figure(row: dict[str, Any]) -> str:
     if row["figure"] is None:
-        return "NOT MEASURED"
+        return "DISTURBED by other programs" if row["disturbed"] else "NOT MEASURED"
     return f"{row['figure']:.3g} {row['unit']}{' MISSED' if row['met'] is False else ''}"
 
 

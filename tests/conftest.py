@@ -15,6 +15,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fusedadam.optimizers import precision
+
+precision._told.append("the tests train bfloat16 parameters on purpose")  # tests/optimizers/test_precision.py
+
 # The same examples in every run; `make test-all` draws its own. However slow the machine, neither fails for that.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("the same every time", settings.get_profile("random"), derandomize=True)

@@ -37,8 +37,8 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 
 def test_each_has_its_line_in_the_readme():
-    listed = re.findall(r"^- \[(\S+\.py)\]\(\1\): \S", (EXAMPLES / "README.md").read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(file.name for file in EXAMPLES.glob("*.py"))
+    listed = re.findall(r"^- \[(\S+)\]\(\1\): \S", (EXAMPLES / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(file.name for kind in ("*.py", "*.ipynb") for file in EXAMPLES.glob(kind))
 
 
 def a_transformer_learns(said: str) -> None:
@@ -91,12 +91,19 @@ def an_optimizer_of_ones_own_is_the_papers_and_trains_in_8_bits(said: str) -> No
         assert float(last) < float(first) / 3
 
 
+def every_way_to_name_an_optimizer_trains(said: str) -> None:
+    rows = re.findall(r"^(\S+) +(\S+) +loss ([\d.]+) -> ([\d.]+)$", said, re.MULTILINE)
+    assert [name for _, name, _, _ in rows] == ["AdamW", "Lion", "AdamP", "EmaAdamW"]
+    assert all(float(last) < float(first) for _, _, first, last in rows)
+
+
 EXPECTED = {
     "train_transformer.py": (40, a_transformer_learns),
     "finetune_with_ema.py": (150, the_averaged_weights_are_those_that_are_served),
     "adamp_conv_net.py": (60, adamp_keeps_scale_invariant_weights_short),
     "bert_adam_warmup.py": (60, a_resumed_warm_up_goes_on_where_it_was),
     "mixed_precision.py": (40, mixed_precision_says_what_it_does),
+    "chosen_by_name.py": (40, every_way_to_name_an_optimizer_trains),
     "your_own_optimizer.py": (300, an_optimizer_of_ones_own_is_the_papers_and_trains_in_8_bits),
 }
 

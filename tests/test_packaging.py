@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -29,11 +31,83 @@ fusedadam.ascend.NpuFusedAdamW(model.parameters()).step()
 """
 
 
-def test_a_wheel_installs_and_steps(tmp_path: Path) -> None:
-    """Unpacked into an empty folder, which is what installing it does, and away from the sources."""
+# The code of README.md under "Use it", with what a reader is expected to have.
+README_LINES = """
+import pathlib, sys
+import torch, fusedadam
+assert pathlib.Path(fusedadam.__file__).is_relative_to(sys.argv[1]), fusedadam.__file__
+model = torch.nn.Linear(4, 2)
+batches, before = [torch.ones(3, 4)] * 2, model.weight.detach().clone()
+exec(sys.argv[2])
+assert isinstance(optimizer, fusedadam.AdamW) and optimizer.grad_norm > 0
+assert not torch.equal(model.weight, before)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    subprocess.run([*build, str(tmp_path), str(_copy(tmp_path / "sources"))], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*build, str(folder), str(_copy(folder / "sources"))], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_lines_of_the_readme_run_from_a_wheel(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    _, _, used = (ROOT / "README.md").read_text("utf-8").partition("\n## Use it\n")
+    code = re.findall(r"```python\n(.*?)```", used, re.DOTALL)[0]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", README_LINES, str(tmp_path), code], check=True, cwd=tmp_path, env=environment)
+
+
+def test_installing_it_leaves_the_installed_torch_alone(wheel: Path) -> None:
+    """pip is asked what it would install, and has no index to take anything else from."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--no-index",
+        "--report",
+        "-",
+        str(wheel),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {one["metadata"]["name"] for one in json.loads(done.stdout)["install"]} <= {"fusedadam"}
+
+
+def test_requirements_are_lower_bounds_that_the_tests_run_with(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(metadata).decode()
+    required = dict(re.findall(r"^Requires-Dist: (\w+)>=([\d.]+)$", text, re.MULTILINE))
+    oldest = (ROOT / "constraints/torch-2.6.0.txt").read_text()
+    assert required.keys() == {"torch", "numpy", "numba"}
+    assert required["torch"] == "2.6"
+    for name in ("numpy", "numba"):
+        assert re.search(rf"^{name}=={re.escape(required[name])}\.\d+$", oldest, re.MULTILINE)
+
+
+def test_a_source_distribution_has_what_a_build_needs(tmp_path: Path) -> None:
+    sources = _copy(tmp_path / "sources")
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=sources, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/fusedadam/py.typed"} <= names
+    assert "src/fusedadam/cli/bench/page.html" in names
+    assert [name for name in names if name.startswith("src/fusedadam/ascend/stand_ins/") and name.endswith(".py")]
+
+
+def test_a_wheel_installs_and_steps(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked into an empty folder, which is what installing it does, and away from the sources."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "installed")

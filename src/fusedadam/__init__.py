@@ -43,3 +43,8 @@ def __getattr__(name: str) -> Any:
     if name == "ascend":  # loaded when it is first asked for: most programs never do
         return importlib.import_module("fusedadam.ascend")
     raise AttributeError(f"module 'fusedadam' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is public: the modules that Python adds when it imports them are not."""
+    return sorted([*__all__, "ascend", *(name for name in globals() if name.startswith("__"))])

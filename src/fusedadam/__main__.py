@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import fusedadam
 from fusedadam.cli import streams
-from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, program
+from fusedadam.cli.folding import fold
+from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, Folded, help_width, program
 
 # What each does, and an example.
 COMMANDS = {
@@ -47,14 +48,14 @@ def _help(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = (f"  {name:8} {summary}\n           {program()} {example}" for name, (summary, example) in COMMANDS.items())
-    listed = "\n".join(lines)
+    folded = {name: fold(f"  {name:8} {summary}", " " * 9, help_width()) for name, (summary, _) in COMMANDS.items()}
+    listed = "\n".join(f"{folded[name]}\n{' ' * 11}{program()} {example}" for name, (_, example) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=program(),
         usage=f"{program()} [-h] [--version] COMMAND ...",
         description="Fused optimizers of the Adam family for PyTorch. New here? doctor, then verify, then demo.",
         epilog=f"commands, each with its own --help:\n{listed}\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Folded,
     )
     parser.add_argument("--version", action="version", version=f"fusedadam {fusedadam.__version__}")
     parser.add_argument("COMMAND", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)

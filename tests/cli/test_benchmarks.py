@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for module in ("measure", "contestant"):  # other tests may use the machine
+        monkeypatch.setattr(f"fusedadam.cli.harness.{module}.MOST_WAITING", math.inf)
     row = Row("AdamP", AdamP, peers.adamp, [(4, 4)], "float32", [Faster(25), OfCopy(95)])
     ratio, of_copy = found = lines(row, *measure(row, "cpu", Pace(turns=1, seconds=1e-3)))
     assert ratio["peer"] == of_copy["peer"] == "adamp is not installed"
@@ -66,6 +69,13 @@ def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatc
     assert of_copy["figure"] > 0, "what needs no peer is measured all the same"
     assert "adamp is not installed" in table(found)
     assert "NOT MEASURED" in table(found)
+
+
+def test_a_row_that_other_programs_disturbed_has_no_figure() -> None:
+    row = Row("AdamP", AdamP, peers.adamp, [(4, 4)], "float32", [Faster(25)])
+    found = lines(row, Timed(ours=1.0, peer=147.0, disturbed=True), "adamp")
+    assert found[0]["figure"] is found[0]["met"] is None
+    assert "DISTURBED by other programs" in table(found)
 
 
 def test_figures_follow_from_the_times() -> None:

@@ -26,7 +26,10 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, captured.out + captured.err
 
 
-def test_help_names_every_command_with_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command_with_an_example_and_the_exit_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, text = said(capsys, "--help")
     assert code == frame.FINE
     for name, (summary, example) in command_line.COMMANDS.items():

@@ -5,19 +5,48 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fusedadam.cli.folding import fold
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Names on the left, numbers aligned on the right."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
 
-    def line(cells: Sequence[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        return "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others))).rstrip()
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Names on the left, numbers aligned on the right.
 
-    return "\n".join(map(line, (headers, ["-" * width for width in widths], *rows)))
+    Where ``width`` is too small, headers are folded; if that is not enough, each name has a line of its own, above its
+    numbers.
+    """
+    lines: list[str] = []
+    for folded, stacked in ((False, False), (True, False), (True, True)):
+        lines = _lines(headers, rows, folded, stacked)
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return "\n".join(lines)
+
+
+def _lines(headers: Sequence[str], rows: Sequence[Sequence[str]], folded: bool, stacked: bool) -> list[str]:
+    heads = [header.split() if folded else [header] for header in headers]
+    widths = [max(map(len, (*head, *cells))) for head, *cells in zip(heads, *rows, strict=True)]
+    if folded:  # into as few lines as the cells leave room for
+        heads = [textwrap.wrap(header, width) for header, width in zip(headers, widths, strict=True)]
+    height = max(map(len, heads))
+    above = [[*[""] * (height - len(head)), *head] for head in heads]
+    if stacked:
+        widths[0] = 0
+        above[0].sort(key=bool, reverse=True)  # a line of its own as well
+    every = (*zip(*above, strict=True), ["-" * width for width in widths], *rows)
+    return [line for cells in every for line in _row(cells, widths, stacked) if line]
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], stacked: bool) -> Iterator[str]:
+    first, *others = cells
+    if stacked:
+        yield first
+        first = ""
+    numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+    yield "  ".join((first.ljust(widths[0]), *numbers)).rstrip()
 
 
 class Progress:
@@ -25,31 +54,46 @@ class Progress:
 
     def __init__(self, total: int, what: str, lines: int, bar: Any = None) -> None:
         self.total, self.what, self.lines, self.count, self.bar = total, what, lines, 0, bar
-        self.task = bar and bar.add_task(f"{what} 0/{total}", total=total)
+        self.task = bar and bar.add_task(f"{what} 0/{total}".strip(), total=total)
+
+    def begin(self, doing: str) -> None:
+        """Says what is under way: below the lines on a terminal, elsewhere only until there is a first line."""
+        if self.bar:
+            self.bar.update(self.task, description=f"{doing} ({self._counted('/')})", refresh=True)
+        elif self.lines and not self.count:
+            self._print(f"[{self._counted(' of ')}] {doing} ...")
 
     def done(self, line: str = "", more: int = 1) -> None:
         before, self.count = self.count, self.count + more
         if before == 0 or self.count * self.lines // self.total > before * self.lines // self.total:
-            counted = f"{self.count:{len(str(self.total))}} of {self.total} {self.what}".rstrip()
-            self._print(f"[{counted}] {line}".rstrip())
+            self._print(f"[{self._counted(' of ')}] {line}".rstrip())
         if self.bar:
-            self.bar.update(self.task, advance=more, description=f"{self.what} {self.count}/{self.total}", refresh=True)
+            description = f"{self.what} {self.count}/{self.total}".strip()
+            self.bar.update(self.task, advance=more, description=description, refresh=True)
+
+    def _counted(self, of: str) -> str:
+        return f"{self.count:{len(str(self.total))}}{of}{self.total} {self.what}".rstrip()
 
     def _print(self, line: str) -> None:
+        text = fold(line, "    ")
         if self.bar:
-            self.bar.console.print(line, markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self.lines:
-            print(line, flush=True)
+            print(text, flush=True)
 
 
 @contextlib.contextmanager
-def progress(total: int, what: str = "", lines: int = 10) -> Iterator[Progress]:
-    """Counts to ``total`` (``what``: of what); without ``lines`` nothing is shown."""
+def progress(total: int, what: str = "", lines: int = 10, measuring: bool = True) -> Iterator[Progress]:
+    """Counts to ``total`` (``what``: of what); without ``lines`` nothing is shown.
+
+    rich refreshes the bar in a thread, which would take time from steps: not while they are measured.
+    """
     if not lines or not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
         yield Progress(total, what, lines)
         return
-    import rich.progress
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    # rich's own refreshing is a thread, which would take time from the steps that are measured
-    with rich.progress.Progress(auto_refresh=False) as bar:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), TimeElapsedColumn()
+    with Bar(*columns, auto_refresh=not measuring, expand=True) as bar:
         yield Progress(total, what, lines, bar)

@@ -9,14 +9,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from fusedadam.cli import folding
 from fusedadam.machine import processor
 
 FINE, WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130  # the last is what a shell reports for Ctrl-C
-WIDTH = 100  # of descriptions
+WIDEST = 100  # of help: longer lines are hard to read
 EXIT_CODES = "exit codes:\n  0 fine, 1 found something wrong or failed, 2 bad usage, 130 interrupted (Ctrl-C)"
 
 
@@ -25,16 +26,41 @@ def program() -> str:
     return "fusedadam" if PurePath(sys.argv[0]).stem == "fusedadam" else "python -m fusedadam"
 
 
+def help_width() -> int:
+    return min(WIDEST, folding.room() or WIDEST)
+
+
 def parser(command: str, description: str, examples: Mapping[str, str], epilog: str = EXIT_CODES) -> Parser:
     """The parser of one command; ``examples``: arguments to copy, and what each line does."""
-    width = max(map(len, examples))
-    listed = "\n".join(f"  {program()} {command} {given:{width}}  {why}".rstrip() for given, why in examples.items())
+    commands = {f"  {program()} {command} {given}".rstrip(): why for given, why in examples.items()}
+    longest = max(map(len, commands))
+    if longest + 4 + max(map(len, commands.values())) <= help_width():
+        listed = [f"{given:{longest}}  # {why}" for given, why in commands.items()]
+    else:
+        listed = [f"{folding.fold(given, '    ', help_width())}\n    # {why}" for given, why in commands.items()]
     return Parser(
         prog=f"{program()} {command}",
-        description=textwrap.fill(description, WIDTH),
-        epilog=f"examples:\n{listed}\n\n{epilog}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"{program()} {command} [OPTIONS]",
+        description=description,
+        epilog="\n".join(["examples:", *listed, "", epilog]),
+        formatter_class=Folded,
     )
+
+
+class Folded(argparse.RawDescriptionHelpFormatter):
+    """Help that is folded between words: argparse takes the hyphen of torch-fused for the end of one."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=24, width=help_width())
+
+    def _format_usage(self, *given: Any) -> str:
+        return folding.fold(super()._format_usage(*given), "  ", help_width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return folding.fold(text, "", width)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +71,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_json(self) -> None:
         self.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+
+    def error(self, message: str) -> NoReturn:
+        super().error(folding.fold(message, "  ") if sys.stderr.isatty() else message)
 
 
 def device(text: str) -> torch.device:

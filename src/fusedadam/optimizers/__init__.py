@@ -12,6 +12,7 @@ stored.py          the arrays of a role: made, read, converted
 weights.py         weights as float32: saved, loaded, and left out
 group_options.py   the options of all groups, checked when they change
 spelling.py        options that are misspelt in a group
+precision.py       warns of bfloat16 parameters with bfloat16 states
 state_dicts.py     saving and loading
 conversion.py      state dicts saved by other optimizers: converted, or refused
 memory.py          how much memory an optimizer keeps: ``repr`` and ``memory_summary()``

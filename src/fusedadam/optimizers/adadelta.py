@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.declarations import OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import sqrt
@@ -79,7 +79,7 @@ class Adadelta(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         foreach: bool | None = None, *, capturable: bool = False, maximize: bool = False, differentiable: bool = False,
         fused: bool | None = None, max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach, capturable=capturable,

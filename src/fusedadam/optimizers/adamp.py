@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
@@ -121,7 +122,7 @@ class AdamP(FusedOptimizer):
         max_grad_norm: float | None = None, peak_lr: float | None = None, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
@@ -131,7 +132,17 @@ class AdamP(FusedOptimizer):
         )
     # fmt: on
 
-    def projections(self) -> dict[Tensor, str]:
-        """What the last step did to each parameter: ``"channel"``, ``"layer"`` or ``"none"``. Waits for the device."""
-        chosen = self._report("projection")
-        return {p: PROJECTIONS[int(chosen.get(k, 0.0)) if p.numel() else 0] for k, p in enumerate(self._params())}
+    def projections(self) -> dict[Tensor | str, str]:
+        """What the last step did to each parameter that has taken one: ``"channel"``, ``"layer"`` or ``"none"``.
+
+        The keys are the parameters, or their names if the optimizer was made of ``model.named_parameters()``. Waits for
+        the device.
+        """
+        chosen, params = self._report("projection"), self._params()
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        keys: Sequence[Tensor | str] = names if len(names) == len(params) else params
+        return {
+            key: PROJECTIONS[int(chosen.get(k, 0.0)) if p.numel() else 0]
+            for k, (key, p) in enumerate(zip(keys, params, strict=True))
+            if p in self.state
+        }

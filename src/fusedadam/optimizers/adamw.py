@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt
@@ -137,7 +137,7 @@ class AdamW(FusedOptimizer):
         peak_lr: float | None = None, maximize: bool = False, cautious: bool = False, update_clipping: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
@@ -179,7 +179,7 @@ class Adam(AdamW):
         weight_decay: float = 0, amsgrad: bool = False, *, max_grad_norm: float | None = None, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         FusedOptimizer.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, sqrt, where
@@ -103,7 +103,7 @@ class Adan(FusedOptimizer):
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
         peak_lr: float | None = None, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm,

@@ -27,6 +27,7 @@ from fusedadam.optimizers import (
     memory,
     nonfinite,
     norms,
+    precision,
     spelling,
     state_dicts,
     storage,
@@ -152,6 +153,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 del self.param_groups[count:]
                 raise
         spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
+        if self.states:
+            precision.warn_of_bfloat16(type(self).__name__, param_group, param_group["params"])
         self._stepper.forget_plans()
 
     def _check_params(self, group: Group) -> None:

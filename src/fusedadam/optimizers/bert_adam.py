@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
@@ -120,7 +120,7 @@ class BertAdam(FusedOptimizer):
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: str | None = None,
+        skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,

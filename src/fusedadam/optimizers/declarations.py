@@ -34,6 +34,7 @@ from fusedadam.tensors.shards import local, local_shape, with_local
 Group: TypeAlias = dict[str, Any]
 Check: TypeAlias = Callable[[str, Any], object]  # name, value; raises if the option cannot have this value
 Derive: TypeAlias = Callable[[Group], Any]
+Backend: TypeAlias = Literal["numba", "triton", "eager"]
 
 
 INITIAL = ("zero", "one", "param")

@@ -13,7 +13,7 @@ from fusedadam import checks
 from fusedadam.optimizers import distributed, stored, weights
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
@@ -104,7 +104,7 @@ class EmaAdamW(FusedOptimizer):
         bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
         peak_lr: float | None = None, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,

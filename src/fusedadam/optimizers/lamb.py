@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State, clips
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State, clips
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clip_factor, tensor_norm, total_norm
 from fusedadam.rules.ops import minimum, sqrt, where
@@ -105,7 +105,7 @@ class Lamb(FusedOptimizer):
         adam: bool = False, use_global_grad_norm: bool = False, max_grad_norm: float | None = None,
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: str | None = None,
+        skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction,

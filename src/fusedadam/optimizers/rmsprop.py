@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.declarations import OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import sqrt, where
@@ -103,7 +103,7 @@ class RMSprop(FusedOptimizer):
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *, fused: bool | None = None,
         max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
@@ -153,7 +153,7 @@ class RMSpropTF(FusedOptimizer):
         lr_in_momentum: bool = True, *, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None, max_grad_norm: float | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers import distributed, stored
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, minimum, sqrt, where
@@ -106,7 +106,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
         weight_decay: float = 0.0, warmup_steps: int = 0, *, max_grad_norm: float | None = None, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,

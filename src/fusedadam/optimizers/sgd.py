@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, State
+from fusedadam.optimizers.declarations import OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import where
@@ -85,7 +85,7 @@ class SGD(FusedOptimizer):
         weight_decay: float | Tensor = 0, nesterov: bool = False, *, maximize: bool = False,
         foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None,
         max_grad_norm: float | None = None, capturable: bool = False, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         # here alone, as in torch: later, a schedule may take momentum to 0 and back
         if nesterov and (checks.number("momentum", momentum) == 0 or checks.finite("dampening", dampening) != 0):

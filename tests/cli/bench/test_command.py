@@ -25,11 +25,12 @@ from fusedadam import __main__ as command_line
 from fusedadam.cli import bench as module
 from fusedadam.cli.bench.options import MEASURED_BY_DEFAULT
 from fusedadam.cli.bench.report import VERSION
+from fusedadam.cli.harness.measure import MOST_TURNS
 from tests.cli.common import heed_ctrl_c
 
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
-RESULT |= {"state_bytes", "bytes_a_parameter", "roofline_ms", "percent_of_copy"}
+RESULT |= {"state_bytes", "bytes_a_parameter", "roofline_ms", "percent_of_copy", "disturbed"}
 pytestmark = pytest.mark.xdist_group("bench")  # they share one run
 ALIKE = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")  # in the bytes that they move
 MEASURED = (*ALIKE, "fusedadam-8bit")
@@ -47,7 +48,13 @@ def command(*arguments: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     """One thread: with several, torch's wait for each other, and beside other busy programs that takes long."""
     paths = [str(HERE), str(folder), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONIOENCODING": "utf-8",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +113,7 @@ def test_the_others_are_measured_all_the_same(run: dict[str, Any]) -> None:
     rows = by_name(run["json"])
     for name in MEASURED:
         assert rows[name]["failed"] is None
-        assert rows[name]["turns"] == 2
+        assert 1 <= rows[name]["turns"] <= 2 * MOST_TURNS, "more than asked, if other programs disturb them"
         assert rows[name]["ms"]["median"] > 0
 
 
@@ -132,8 +139,11 @@ def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
             continue
         assert set(row["ms"]) == {"median", "low", "high"}
         assert 0 < row["ms"]["low"] <= row["ms"]["median"] <= row["ms"]["high"]
-        assert (row["against_ours"] is None) == (row["by"] == "fusedadam")
-        assert row["percent_of_copy"] == pytest.approx(100 * row["roofline_ms"] / row["ms"]["median"])
+        assert (row["against_ours"] is None) == (row["by"] == "fusedadam" or row["disturbed"])
+        if row["disturbed"] or row["copy_gb_s"] is None:
+            assert row["percent_of_copy"] is None
+        else:
+            assert row["percent_of_copy"] == pytest.approx(100 * row["roofline_ms"] / row["ms"]["median"])
 
 
 def test_bytes_are_those_of_the_rule(run: dict[str, Any]) -> None:
@@ -158,7 +168,8 @@ def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
 
 def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None:
     assert "\x1b" not in run["said"]
-    expected = r"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, fusedadam-8bit [\d.]+ x, torch-fused [\d.]+ x"
+    against = r"([\d.]+ x|disturbed)"
+    expected = rf"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, fusedadam-8bit {against}, torch-fused {against}"
     assert re.search(expected, run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [

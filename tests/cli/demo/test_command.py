@@ -11,6 +11,8 @@ import pytest
 
 from fusedadam import __main__ as command_line
 from fusedadam.cli import charts, demo
+from fusedadam.cli.demo import picture
+from fusedadam.cli.demo.speed import Speed
 from fusedadam.cli.demo.training import OPTIMIZERS, Result
 from tests.cli.common import piped
 
@@ -44,15 +46,23 @@ def test_demo_trains_every_optimizer_like_its_peer(run: dict[str, Any]) -> None:
 
 def test_demo_gives_machines_what_it_tells_people(run: dict[str, Any]) -> None:
     data = run["json"]
-    assert (data["version"], data["steps"], data["seed"]) == (3, 3, 0)
+    assert (data["version"], data["steps"], data["seed"]) == (4, 3, 0)
     told = validation_losses(run["said"]) | stored_losses(run["said"])
     assert data["results"][-1]["name"] == "fusedadam-8bit AdamW"
     for result in data["results"]:
         assert result["loss"] == pytest.approx(told[result["name"]], abs=1e-4)
         assert len(result["losses"]) == 3
         assert result["losses"][2] < result["losses"][0]
-        assert 0 < result["fastest_step_ms"] <= result["step_ms"]
-    assert "only 1 of the steps" in data["speed_doubt"]
+    assert data["speeds"].keys() == PEERS.keys()
+    for speed in data["speeds"].values():  # however few steps were taken
+        assert speed["ours_ms"] > 0
+        assert speed["peer_ms"] > 0
+
+
+def test_adamp_projects_in_the_demo(run: dict[str, Any]) -> None:
+    pytest.importorskip("adamp")
+    assert run["json"]["projections"]["channel"] >= 1
+    assert re.search(r"AdamP projected [1-9]\d* of \d+ tensors in its last step\.", run["said"])
 
 
 def stored_losses(output: str) -> dict[str, float]:
@@ -80,8 +90,8 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(charts, "possible", lambda: False)
-    twins = result("fusedadam AdamW", 1.0), result("fusedadam-8bit AdamW", 1.0)
-    demo.draw([], twins, "a machine", None, tmp_path / "demo.png")
+    twins = result("fusedadam AdamW"), result("fusedadam-8bit AdamW")
+    demo.draw([], [], twins, None, "a machine", tmp_path / "demo.png")
     assert capsys.readouterr().out == "No picture: matplotlib is not installed (pip install matplotlib).\n"
     assert not list(tmp_path.iterdir())
 
@@ -148,20 +158,35 @@ def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.strip() == "Stopped."
 
 
-def result(name: str, step_ms: float, fastest_step_ms: float | None = None) -> Result:
-    return Result(name, 2.0, 30.0, step_ms, fastest_step_ms or step_ms)
+def result(name: str) -> Result:
+    return Result(name, 2.0, (3.0, 2.0), 12.0)
+
+
+PAIR = result("fusedadam AdamW"), result("torch-fused AdamW")
 
 
 def test_what_is_said_about_speed_follows_from_the_times(capsys: pytest.CaptureFixture[str]) -> None:
-    pair = result("fusedadam AdamW", 2.0), result("torch-fused AdamW", 3.0)
-    demo.report([pair], 100, None)
-    assert re.search(r"fusedadam AdamW +2\.0000 +2\.000 +1\.50 x +3\.0 %", capsys.readouterr().out)
-    demo.report([pair], 100, "Speeds cannot be compared.")
-    assert "unclear" in capsys.readouterr().out
+    demo.report([PAIR], [Speed(2.0, 3.0, 1.5)], 30.0, 100, {"none": 2, "layer": 1})
+    said = capsys.readouterr().out
+    assert re.search(r"fusedadam AdamW +2\.0000 +2\.000 +1\.50 x +3\.0 %", said)
+    assert "AdamP projected 1 of 3 tensors" in said
+    assert "disturbed" not in said
 
 
-def test_speeds_are_not_compared_on_a_busy_machine_or_after_few_steps() -> None:
-    steady, unsteady = result("torch AdamW", 2.0), result("fusedadam AdamW", 2.0, fastest_step_ms=0.5)
-    assert demo.speed_doubt([steady, steady], measured=100) is None
-    assert "other programs" in (demo.speed_doubt([steady, unsteady], measured=100) or "")
-    assert "only 1 of the steps" in (demo.speed_doubt([steady, steady], measured=1) or "")
+def test_speeds_are_not_compared_where_other_programs_disturbed_them(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.report([PAIR], [Speed(2.0, 300.0, None)], 30.0, 100, {})
+    said = capsys.readouterr().out
+    assert re.search(r"fusedadam AdamW +2\.0000 +2\.000 +disturbed +disturbed", said)
+    assert "stop them and run the demo again" in said
+    assert Speed(2.0, 3.0, 1.5).saved_percent(None) is None, "the pass was disturbed"
+
+
+def test_every_optimizer_has_a_panel_of_its_own_with_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(charts, "png", lambda figure: drawn.append(figure) or b"")
+    pairs = [tuple(result(f"{by} {name}") for by in ("fusedadam", "torch")) for name in ("AdamW", "Adam", "AdamP")]
+    picture.png(pairs, [Speed(1.0, 2.0, 2.0)] * 2 + [Speed(1.0, 2.0, None)], PAIR, 30.0, "title")
+    *losses, memory, times = drawn[0].axes
+    assert [axes.get_title(loc="left") for axes in losses] == ["AdamW", "Adam", "AdamP"]
+    assert [len(axes.get_legend().get_texts()) for axes in (*losses, memory)] == [2] * 4
+    assert sum("disturbed" in text.get_text() for text in times.texts) == 1

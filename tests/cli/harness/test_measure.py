@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
+from fusedadam.cli.harness import measure as module
 from fusedadam.cli.harness.measure import Conditions, Measured, bytes_moved, copied_per_ms, measure, rounds
 from fusedadam.cli.harness.processes import Failed
 from fusedadam.cli.harness.timing import Pace
@@ -20,7 +22,10 @@ def broken(params: list[torch.nn.Parameter]) -> Any:
     raise Failed("it is not installed")
 
 
-def test_contestants_take_as_many_turns_as_asked_on_every_set_and_one_that_fails_does_not_stop_the_others() -> None:
+def test_contestants_take_as_many_turns_as_asked_on_every_set_and_one_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", math.inf)  # other tests may use the machine
     makes = {"a": torch_adam, "broken": broken, "b": torch_adam}
     for shapes in ([(4,)], [(2, 2), (3,)]):
         own = measure(makes, shapes, "float32", Conditions("cpu", Pace(3, 1e-3)))

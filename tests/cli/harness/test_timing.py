@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
-from fusedadam.cli.harness.timing import Timer
+import pytest
+
+from fusedadam.cli.harness.timing import Timed, Timer
 
 
 def test_a_turn_is_many_calls_but_not_too_many() -> None:
@@ -17,5 +20,15 @@ def test_a_turn_is_many_calls_but_not_too_many() -> None:
 
     timer = Timer(step, "cpu", seconds=0.02)
     before = calls
-    assert 2 <= timer.turn() < 100
+    assert 2 <= timer.turn().ms < 100
     assert 1 <= calls - before <= 10
+
+
+def test_calls_that_waited_for_a_core_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.cycle([0.002, 0.002, 0.5])
+    timer = Timer(lambda: None, "cpu", seconds=1e-6)
+    timer.calls = 9
+    monkeypatch.setattr(timer, "_watched", lambda: Timed(1e3 * (seconds := next(times)), float(seconds > 0.1)))
+    assert timer.turn() == Timed(2.0, 0.0)
+    monkeypatch.setattr(timer, "_watched", lambda: Timed(500.0, 1.0))
+    assert timer.turn().ms == 500.0, "all of them did"

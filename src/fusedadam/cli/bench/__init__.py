@@ -30,6 +30,7 @@ from fusedadam.cli.bench import report
 from fusedadam.cli.bench.options import parse
 from fusedadam.cli.bench.page import page, png
 from fusedadam.cli.bench.report import Report, Set
+from fusedadam.cli.folding import say
 from fusedadam.cli.harness.contestant import Make
 from fusedadam.cli.harness.measure import Conditions, measure, room
 from fusedadam.cli.harness.shapes import Shape, parameters, shrunk
@@ -80,15 +81,16 @@ def run(options: argparse.Namespace, found: Report) -> None:
     sets = [sized(n, shapes, widest, options.scale, longest, speed, conditions) for n, shapes in options.sets.items()]
     found.sets = [described for described, _ in sets]
     threads = f"{machine['threads']} threads, " if machine["device"] == "cpu" else ""
-    print(f"{machine['name']}, {threads}copies {machine['copy_gb_s']:.0f} GB/s, torch {torch.__version__}")
-    print("\n".join(f"  {described.described}" for described in found.sets))
+    say(f"{machine['name']}, {threads}copies {machine['copy_gb_s']:.0f} GB/s, torch {torch.__version__}")
+    say("\n".join(f"  {described.described}" for described in found.sets), "  ")
     if options.scale is None and any(described.divided_by > 1 for described in found.sets):
-        print("  (divided to suit this machine; --scale 1 takes the real sizes)")
+        say("  (divided to suit this machine; --scale 1 takes the real sizes)", "  ")
 
     makes = _makes(options, found)
     cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in options.optimizers]
     with display.progress(len(cases), lines=len(cases)) as progress:
         for described, shapes, dtype, name in cases:
+            progress.begin(f"starting, compiling and measuring {name} on {described.name}, {dtype}")
             measured = measure(makes[name, dtype], shapes, dtype, conditions)
             results = report.results(name, described, dtype, measured)
             found.results += results
@@ -102,7 +104,7 @@ def look(device: str) -> dict[str, Any]:
         "device": device,
         "name": frame.device_name(torch.device(device)),
         "threads": torch.get_num_threads(),
-        "copy_gb_s": copied / min(timer.turn() for _ in range(3)) / 1e6,
+        "copy_gb_s": copied / min(timer.turn().ms for _ in range(3)) / 1e6,
     }
 
 
@@ -148,11 +150,11 @@ def write(found: Report, folder: Path) -> None:
     picture = png(found) if charts.possible() else None
     files = {"bench.json": json.dumps(found.as_json(), indent=2).encode(), "bench.html": page(found, picture).encode()}
     if picture is None:
-        print(charts.MISSING)
+        say(charts.MISSING)
     else:
         files["bench.png"] = picture
     for name, content in files.items():
         partial = folder / f".{name}.partial"  # renamed, so that a file is complete or not there
         partial.write_bytes(content)
         partial.replace(folder / name)
-    print(f"Written to {folder}: {', '.join(files)}. It took {found.seconds:.0f} seconds.", flush=True)
+    say(f"Written to {folder}: {', '.join(files)}. It took {found.seconds:.0f} seconds.")

@@ -18,8 +18,9 @@ MEASURED_BY_DEFAULT = ["AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam"]  # all 
 FULL, QUICK = Pace(turns=7, seconds=0.06), Pace(turns=3, seconds=0.03)
 DESCRIPTION = (
     "Measures how fast a step is on this machine, ours and its peers'. Each runs in its own process, and they take "
-    "turns, so that other programs slow all of them alike: read the ratios. Models are scaled down to what a CPU can "
-    "do in about two minutes. On a GPU expect half a minute for each optimizer, set and dtype."
+    "turns. Turns that other programs disturb do not count, and where most are, there is no ratio: stop other programs "
+    "first. Models are scaled down to what a CPU can do in about two minutes. On a GPU expect half a minute for each "
+    "optimizer, set and dtype."
 )
 EXAMPLES = {
     "--quick": "about 20 seconds",

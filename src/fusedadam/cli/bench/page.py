@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from fusedadam.cli import charts
-from fusedadam.cli.bench.report import COLUMNS, Report, Result, number, ratio
+from fusedadam.cli.bench.report import COLUMNS, DISTURBED, Report, Result, number, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +72,7 @@ def _bars(axes: Axes, rows: list[Result], title: str) -> None:
         percent = r.percent_of_copy or 0.0
         axes.barh(y, percent, height=0.72, color=charts.OURS if r.is_ours else charts.PEER)
         against = f", {ratio(r.against_ours.median)} x our time" if r.against_ours else ""
+        against = f", {DISTURBED}" if r.disturbed else against
         text = "failed" if r.ms is None else f"{number(r.ms.median)} ms{against}"
         charts.label(axes, percent + widest * 0.01, y, text, charts.FAILED if r.failed else charts.INK)
         ticks[y] = r.by

@@ -11,10 +11,12 @@ import torch
 
 from fusedadam.cli import display
 from fusedadam.cli.contestants import OURS, PRESETS, Absent
+from fusedadam.cli.folding import room, say
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
 VERSION = 2  # of the JSON file
 BUSY = 20.0  # percent of spread that a quiet machine does not have
+DISTURBED = "disturbed"  # in the place of a ratio
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Result:
     bytes_a_parameter: float | None = None  # of weights and states
     roofline_ms: float | None = None  # the time in which a large copy moves as many bytes
     percent_of_copy: float | None = None
+    disturbed: bool = False  # by other programs, in too many turns: it has a time, and is compared with nothing
 
     @property
     def is_ours(self) -> bool:
@@ -95,12 +98,13 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
         if not own.failed:
             ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
             against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
-            roofline = None if moved is None else moved / copied
-            percent = None if roofline is None else 100 * roofline / ms.median
+            roofline = None if moved is None or copied is None else moved / copied
+            percent = None if roofline is None or own.disturbed else 100 * roofline / ms.median
             result = replace(
-                result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved, copy_gb_s=copied / 1e6,
-                state_bytes=own.state_bytes, bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
-                roofline_ms=roofline, percent_of_copy=percent,
+                result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved,
+                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.state_bytes,
+                bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
+                roofline_ms=roofline, percent_of_copy=percent, disturbed=own.disturbed,
             )  # fmt: skip
         found.append(result)
     return found
@@ -141,8 +145,13 @@ class Report:
         yield f"Times are medians; ± is half the distance between the quartiles of the turns, at most {worst:.0f} %."
         if any((result.percent_of_copy or 0.0) > 100 for result in self.results):
             yield "Above 100 % of copy: parameters that fit into a cache can be faster than a large copy."
-        if worst > BUSY:
-            yield "Something else was using the machine: measure again before you trust a ratio."
+        if any(r.disturbed for r in self.results):
+            yield (
+                "disturbed: in most turns other programs kept ours, or this peer, waiting for a core or for the "
+                "device. A ratio would say nothing: stop the other programs and measure again."
+            )
+        elif worst > BUSY:
+            yield "Times varied widely, though not because cores were taken: measure again before you trust a ratio."
 
 
 def line(found: Sequence[Result]) -> str:
@@ -154,14 +163,25 @@ def line(found: Sequence[Result]) -> str:
 
 def show(report: Report) -> None:
     for title, rows in report.panels().items():
-        width = max(9, *(len(r.optimizer) for r in rows))
-        names = (f"{r.optimizer if r.is_reference else '':{width}} {r.by}" for r in rows)
-        cells = [[name, *(cell(r) for cell in COLUMNS.values())] for name, r in zip(names, rows, strict=True)]
-        print(f"\n{title}", display.table(("optimizer", *COLUMNS), cells), sep="\n")
+        say(f"\n{title}")
+        print(_table(rows, room()))
     for result in report.results:
         if result.failed:
-            print(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}")
-    print("", *report.notes(), sep="\n")
+            say(f"failed: {result.optimizer} by {result.by} on {result.set}, {result.dtype}: {result.failed}", "  ")
+    say("\n".join(("", *report.notes())), "  ")
+
+
+def _table(rows: Sequence[Result], width: int | None) -> str:
+    """Optimizers have a column of their own, if there is room, else a line above their implementations."""
+    headers, longest = ("optimizer", *COLUMNS), max(9, *(len(r.optimizer) for r in rows))
+    cells = {id(r): [cell(r) for cell in COLUMNS.values()] for r in rows}
+    beside = [[f"{r.optimizer if r.is_reference else '':{longest}} {r.by}", *cells[id(r)]] for r in rows]
+    made = display.table(headers, beside)
+    if width is None or len(made.partition("\n")[0]) <= width:
+        return made
+    empty = [""] * len(COLUMNS)
+    above = [row for r in rows for row in ([[r.optimizer, *empty]] * r.is_reference + [[f"  {r.by}", *cells[id(r)]]])]
+    return display.table(headers, above, width)
 
 
 def ratio(value: float) -> str:
@@ -181,6 +201,8 @@ def _ms(r: Result) -> str:
 
 
 def _against(r: Result) -> str:
+    if r.disturbed and not r.is_reference:
+        return DISTURBED
     return "" if r.against_ours is None else f"{ratio(r.against_ours.median)} x"
 
 

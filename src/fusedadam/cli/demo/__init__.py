@@ -2,6 +2,7 @@
 
 transformer.py   the model and its text
 training.py      the optimizers, each training its own copy of the model; one of them in 8 bits, beside float32
+speed.py         how long their steps take, measured alone
 picture.py       losses, bytes and times as a PNG
 """
 
@@ -10,36 +11,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fusedadam
+from fusedadam import AdamP
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.picture import Pairs, Twins
-from fusedadam.cli.demo.training import (
-    OPTIMIZERS,
-    OPTIONS,
-    STORED,
-    TWIN,
-    UNMEASURED,
-    Result,
-    Training,
-    train,
-    unmeasured,
-)
+from fusedadam.cli.demo.speed import Speed, compare, pass_ms
+from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, STORED, TWIN, Training, train
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
+from fusedadam.cli.folding import room, say
 
-STEPS, SECONDS = 150, 75
+STEPS, SECONDS = 150, 55
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
-ENOUGH_STEPS = 20  # measured ones, to compare speeds
+NOT_COMPARED = "disturbed"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,12 +56,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
     name = frame.device_name(device)
-    print(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
-    print(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
-    print(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
+    say(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    say(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
+    say(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
+    say(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
     if len(OPTIMIZERS) < 2 * len(OPTIONS):
-        print("AdamP is left out: its peer is the adamp package (pip install adamp).")
+        say("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
     steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
@@ -76,21 +70,27 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
-        print(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
+        say(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
 
     held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
+    adamp = next((t.optimizer for t in trainings if isinstance(t.optimizer, AdamP)), None)
+    projected = {} if adamp is None else dict(Counter(adamp.projections().values()))  # of the last training step
     *compared, stored = results
     pairs, twins = list(zip(compared[1::2], compared[::2], strict=True)), (results[OPTIMIZERS.index(TWIN)], stored)
-    doubt = speed_doubt(results, done - unmeasured(done))
-    report(pairs, done, doubt)
-    report_storage(twins)
+    say("\nTiming their steps alone ...")
+    peers, ours, last = trainings[:-1:2], trainings[1:-1:2], trainings[-1]
+    speeds = [compare(own, peer, device) for own, peer in zip(ours, peers, strict=True)]
+    twin = compare(last, trainings[OPTIMIZERS.index(TWIN)], device)
+    passed = pass_ms(trainings[0], random_windows(text, size, generator).to(device), device)
+    report(pairs, speeds, passed, done, projected)
+    report_storage(twins, twin)
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
-    draw(pairs, twins, f"Ours beside their peers, {done} steps of {where}", doubt, options.output)
+    draw(pairs, speeds, twins, passed, f"Ours beside their peers, {done} steps of {where}", options.output)
     seconds = time.perf_counter() - began
-    print(f"The demo took {seconds:.0f} seconds.")
+    say(f"The demo took {seconds:.0f} seconds.")
     return {
-        "version": 3,
+        "version": 4,
         "device": str(device),
         "name": name,
         "torch": torch.__version__,
@@ -99,61 +99,65 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "steps": done,
         "seed": options.seed,
         "results": [dataclasses.asdict(result) for result in results],
-        "speed_doubt": doubt,
+        "speeds": {ours.name: dataclasses.asdict(speed) for (ours, _), speed in zip(pairs, speeds, strict=True)},
+        "pass_ms": passed,
+        "projections": projected,
         "seconds": seconds,
     }
 
 
-def draw(pairs: Pairs, twins: Twins, title: str, doubt: str | None, path: Path) -> None:
+def draw(pairs: Pairs, speeds: Sequence[Speed], twins: Twins, passed: float | None, title: str, path: Path) -> None:
     if not charts.possible():
-        print(charts.MISSING)
+        say(charts.MISSING)
         return
-    path.write_bytes(picture.png(pairs, twins, title, doubt))
-    print(f"Loss curves, time and memory saved: {path}")
+    path.write_bytes(picture.png(pairs, speeds, twins, passed, title))
+    say(f"Loss curves, time and memory saved: {path}")
 
 
-def report(pairs: Pairs, steps: int, doubt: str | None) -> None:
+def report(
+    pairs: Pairs, speeds: Sequence[Speed], passed: float | None, steps: int, projected: Mapping[str, int]
+) -> None:
+    """``passed``: milliseconds of a forward and backward pass; ``projected``: how AdamP's last step treated tensors."""
     rows = []
-    for ours, theirs in pairs:
-        speed, saved = f"{theirs.step_ms / ours.step_ms:.2f} x", f"{ours.saved_percent(theirs):.1f} %"
-        gain = ("unclear", "unclear") if doubt else (speed, saved)
-        for result, said in ((theirs, ("reference", "")), (ours, gain)):
-            rows.append((result.name, f"{result.loss:.4f}", f"{result.step_ms:.3f}", *said))
+    for (ours, theirs), speed in zip(pairs, speeds, strict=True):
+        saved = speed.saved_percent(passed)
+        gain = (
+            NOT_COMPARED if speed.ratio is None else f"{speed.ratio:.2f} x",
+            NOT_COMPARED if saved is None else f"{saved:.1f} %",
+        )
+        for result, ms, said in ((theirs, speed.peer_ms, ("reference", "")), (ours, speed.ours_ms, gain)):
+            rows.append((result.name, f"{result.loss:.4f}", f"{ms:.3f}", *said))
     headers = ("optimizer", "validation loss", "optimizer step (ms)", "its speed", "training time saved")
-    print(f"\n{display.table(headers, rows)}")
-    pass_ms = statistics.median(result.pass_ms for pair in pairs for result in pair)
-    print(f"Times are medians without the first {unmeasured(steps)} of {steps} steps, in which kernels are compiled.")
-    print(f"A forward and backward pass took {pass_ms:.1f} ms.\n")
+    print(f"\n{display.table(headers, rows, room())}")
+    say("Steps were timed alone, after the training, in turns with their peer's.")
+    if passed is not None:
+        say(f"A forward and backward pass takes {passed:.1f} ms.")
+    if passed is None or any(speed.ratio is None for speed in speeds):
+        say(
+            f"{NOT_COMPARED}: in most turns other programs kept a step waiting for a core or for the device. A ratio "
+            "would say nothing: stop them and run the demo again."
+        )
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    print(f"After {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
-    if doubt:
-        print(doubt)
+    say(f"\nAfter {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
+    if projected:
+        counted = sum(count for how, count in projected.items() if how != "none")
+        say(f"AdamP projected {counted} of {sum(projected.values())} tensors in its last step.")
 
 
-def report_storage(twins: Twins) -> None:
+def report_storage(twins: Twins, speed: Speed) -> None:
     wide, stored = twins
     rows = [
-        (f"{result.name}, {model}", f"{result.loss:.4f}", f"{result.step_ms:.3f}", f"{result.bytes_a_parameter:.2f}")
-        for result, model in ((wide, "float32"), (stored, "bfloat16"))
+        (f"{result.name}, {model}", f"{result.loss:.4f}", f"{ms:.3f}", f"{result.bytes_a_parameter:.2f}")
+        for result, model, ms in ((wide, "float32", speed.peer_ms), (stored, "bfloat16", speed.ours_ms))
     ]
     headers = ("optimizer, model", "validation loss", "optimizer step (ms)", "bytes a parameter")
-    print(f'\nThe same AdamW with storage="8bit", beside float32:\n{display.table(headers, rows)}')
+    say('\nThe same AdamW with storage="8bit", beside float32:')
+    print(display.table(headers, rows, room()))
     saved, apart = 100 * (1 - stored.bytes_a_parameter / wide.bytes_a_parameter), abs(stored.loss - wide.loss)
-    print(f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart;")
-    print("the bfloat16 model also computes in bfloat16.\n")
-
-
-def speed_doubt(results: Sequence[Result], measured: int) -> str | None:
-    """Why speeds cannot be compared, if they cannot."""
-    if measured < ENOUGH_STEPS:
-        return (
-            f"Speeds cannot be compared: only {measured} of the steps could be measured. It takes {ENOUGH_STEPS} "
-            f"after the first {UNMEASURED}: --steps {ENOUGH_STEPS + UNMEASURED} or more."
-        )
-    # on a quiet machine a step takes much the same time every time
-    if any(r.step_ms > 2 * r.fastest_step_ms for r in results):
-        return "Speeds cannot be compared: step times varied widely, as they do when other programs use the machine."
-    return None
+    say(
+        f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart; the bfloat16 model also "
+        "computes in bfloat16.\n"
+    )
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """The optimizers of the demo and their peers, training copies of one model on the same batches.
 
-They take turns of a few steps: other programs then slow all of them alike, and most steps find the processor's caches
-as they would be if each trained alone.
+They take turns of a few steps, so that their losses can be shown side by side. How fast they are is measured
+afterwards: speed.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,7 @@ from fusedadam.cli import contestants, display
 from fusedadam.cli.contestants import OURS
 from fusedadam.cli.demo.transformer import TinyTransformer
 from fusedadam.cli.harness.contestant import state_bytes
-from fusedadam.cli.harness.timing import waiting_for
 
-UNMEASURED = 10  # of the first steps, in which kernels are compiled and memory is allocated
 TURN, LONGEST_TURN = 5, 2.0  # steps per turn, unless a round of turns would take longer than these seconds
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
 ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
@@ -39,45 +36,32 @@ STORED, TWIN = ("AdamW", "fusedadam-8bit"), ("AdamW", OURS)  # a bfloat16 model 
 
 @dataclass(frozen=True)
 class Result:
-    """What one optimizer achieved; times are medians over the measured steps, in milliseconds."""
+    """What one optimizer achieved."""
 
     name: str
-    loss: float
-    pass_ms: float  # forward and backward
-    step_ms: float
-    fastest_step_ms: float
-    losses: tuple[float, ...] = ()  # of each training step
-    bytes_a_parameter: float = 0.0  # of weights and states
-
-    def saved_percent(self, peer: Result) -> float:
-        """How much less time than with the peer a training step takes."""
-        return 100 * (peer.step_ms - self.step_ms) / (peer.pass_ms + peer.step_ms)
+    loss: float  # on held-out text
+    losses: tuple[float, ...]  # of each training step
+    bytes_a_parameter: float  # of weights and states
 
 
 class Training:
     """One optimizer with its own copy of the model."""
 
     def __init__(self, optimizer: str, by: str, model: TinyTransformer, device: torch.device, steps: int) -> None:
-        self.name, self._wait = f"{by} {optimizer}", waiting_for(str(device))
+        self.name = f"{by} {optimizer}"
         self.model = copy.deepcopy(model).to(device, torch.bfloat16 if by in contestants.PRESETS else None)
         self.params = list(self.model.parameters())
         self.optimizer = contestants.make(optimizer, by, self.params, OPTIONS[optimizer])
         if by in contestants.PRESETS:  # with the bits that bfloat16 lacks: all start from the same weights
             self.optimizer.load_float32_state_dict(self.model, model.state_dict())
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
-        self.pass_times: list[float] = []
-        self.step_times: list[float] = []
         self.losses: list[float] = []
 
     def step(self, windows: Tensor) -> float:
-        started = self._now()
         self.optimizer.zero_grad()
         loss = self.model.loss(windows)
         loss.backward()
-        passed = self._now()
         self.optimizer.step()
-        self.step_times.append(1e3 * (self._now() - passed))
-        self.pass_times.append(1e3 * (passed - started))
         self.schedule.step()
         self.losses.append(loss.item())
         return self.losses[-1]
@@ -90,27 +74,14 @@ class Training:
             return self.model.loss(windows).item()
 
     def result(self, held_out: Tensor) -> Result:
-        first = unmeasured(len(self.step_times))
-        passes, steps = self.pass_times[first:], self.step_times[first:]
-        pass_ms, step_ms = statistics.median(passes), statistics.median(steps)
         kept = sum(p.nbytes for p in self.params) + state_bytes(self.optimizer, self.params)
         bytes_a_parameter = kept / sum(p.numel() for p in self.params)
-        loss = self.validate(held_out)
-        return Result(self.name, loss, pass_ms, step_ms, min(steps), tuple(self.losses), bytes_a_parameter)
-
-    def _now(self) -> float:
-        self._wait()
-        return time.perf_counter()
+        return Result(self.name, self.validate(held_out), tuple(self.losses), bytes_a_parameter)
 
 
 def lr_factor(done: int, steps: int) -> float:
     """Rises, then falls to zero: at a constant lr, training soon magnifies differences in rounding."""
     return min(1.0, (done + 1) / max(1, steps // 12)) * (1 - done / steps)
-
-
-def unmeasured(steps: int) -> int:
-    """How many of the first steps are not measured; of short runs, all but the last."""
-    return min(UNMEASURED, steps - 1)
 
 
 def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
@@ -121,6 +92,7 @@ def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, 
     ours = [training.name.split()[-1] for training in trainings[1::2]]
     print(f"Training loss, peer/ours: {', '.join(ours)}", flush=True)
     with display.progress(steps, "steps") as progress:
+        progress.begin("compiling the kernels of the first step")
         while turn := list(itertools.islice(left, turn_length)):
             began = now
             losses = [[training.step(windows) for windows in turn] for training in trainings]
@@ -129,6 +101,6 @@ def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, 
                 progress.done("  ".join(f"{peer:.3f}/{own:.3f}" for peer, own in pairs))
             done, now = done + len(turn), time.perf_counter()
             turn_length = TURN if (now - began) / len(turn) * TURN < LONGEST_TURN else 1
-            if now + (now - began) > end and done >= 2:  # one to compile, one to measure
+            if now + (now - began) > end and done >= 2:  # the first one mostly compiles
                 break
     return done

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 BYTES = 256
 ASCII = 128
+PAIR_SIZE = 0.1  # of the numbers in the embedding of a pair, as a root mean square
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class TinyTransformer(nn.Module):
     """Computes the logits of the next byte for each byte.
 
     Each pair of neighbouring characters has an embedding, like the tokens of most language models: many parameters at
-    little cost, so that the optimizer has something to do.
+    little cost, so that the optimizer has something to do. These embeddings are normalized, so only their direction
+    matters: weights that AdamP projects.
     """
 
     def __init__(self, size: Size) -> None:
@@ -48,7 +50,9 @@ class TinyTransformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         before = F.pad(tokens[:, :-1], (1, 0))
         pairs = (before % ASCII) * ASCII + tokens % ASCII
-        x = self.byte_embedding(tokens) + self.pair_embedding(pairs) + self.position_embedding.weight[: tokens.shape[1]]
+        directions = F.normalize(self.pair_embedding(pairs), dim=-1)
+        embedded = self.byte_embedding(tokens) + PAIR_SIZE * directions.shape[-1] ** 0.5 * directions
+        x = embedded + self.position_embedding.weight[: tokens.shape[1]]
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         logits: Tensor = self.head(self.layers(x, mask, is_causal=True))
         return logits

@@ -6,13 +6,13 @@ problems.py   known problems that follow from these facts
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from fusedadam.cli import frame
 from fusedadam.cli.doctor.facts import NEVER_TESTED, Cache, Device, Facts, Threads, gather
 from fusedadam.cli.doctor.problems import Problem, find
+from fusedadam.cli.folding import fold
 from fusedadam.optimizers.memory import readable
 
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         found = asdict(facts) | {"never_tested": NEVER_TESTED, "problems": [asdict(p) for p in problems]}
         frame.print_json({"ok": not serious, **found})
     else:
-        print("\n".join(report(facts, problems)))
+        print("\n".join(fold(line, "  ") for line in report(facts, problems)))
     return frame.WRONG if serious else frame.FINE
 
 
@@ -46,7 +46,7 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
     yield from map(_cache, facts.caches)
     if facts.environment:
         yield f"Environment: {', '.join(f'{name}={value}' for name, value in facts.environment.items())}"
-    yield textwrap.fill(f"Untested: {'; '.join(NEVER_TESTED)}.", frame.WIDTH, subsequent_indent="  ")
+    yield f"Untested: {'; '.join(NEVER_TESTED)}."
     yield ""
     for problem in problems:
         yield f"{'PROBLEM' if problem.serious else 'Note'}: {problem.what}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
 from fusedadam.engine.participant import arrays_of
@@ -16,6 +17,12 @@ from fusedadam.optimizers.storage import choose
 from fusedadam.tensors.formats import FORMATS
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
+
+
+class Turn(NamedTuple):
+    ms: float  # per step
+    copied_per_ms: float | None  # bytes that a large copy moves; None if it had to wait for a core
+    waited: float  # seconds that threads waited for a core during the steps, per second
 
 
 class Contestant:
@@ -36,10 +43,11 @@ class Contestant:
         moved = bytes_moved(self.optimizer) if ours else getattr(self.optimizer, "bytes_moved", None)
         return moved, state_bytes(self.optimizer, params)
 
-    def turn(self) -> tuple[float, float]:
-        """Milliseconds per step, and bytes that a copy moves per millisecond."""
+    def turn(self) -> Turn:
         self.optimizer.step()  # refills the caches, which other contestants have used
-        return self.step.turn(), self.copied / self.copy.turn()
+        step, copy = self.step.turn(), self.copy.turn()
+        copied = self.copied / copy.ms if copy.waited <= MOST_WAITING else None
+        return Turn(step.ms, copied, step.waited)
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:

@@ -1,4 +1,8 @@
-"""Measures contestants that take turns: other programs on the machine then slow all of them alike."""
+"""Measures contestants that take turns, until there are enough turns that no other program disturbed.
+
+Contestants that take turns meet the same clocks, temperatures and neighbours on the memory bus. While other programs
+use the cores, turns do not make a ratio right (disturbance.py), so disturbed turns do not count.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,18 @@ from typing import Any
 
 import torch
 
-from fusedadam.cli.harness.contestant import Contestant, Make
+from fusedadam.cli.harness.contestant import Contestant, Make, Turn
+from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.processes import Failed, Worker
 from fusedadam.cli.harness.shapes import Shape, parameters
 from fusedadam.cli.harness.timing import Pace
 
 # What a contestant may need, in units of its parameters: parameters, gradients, three states, and as many temporaries.
 ROOM = 8
-LONGEST, ENOUGH_TURNS = 20.0, 3  # seconds after which no further turn begins, once there were enough
+LONGEST, ENOUGH_TURNS = 20.0, 3
+MOST_TURNS = 3  # as many as wanted, times this, if turns are disturbed
+# Of the fastest copy in any turn, on an accelerator: one that other programs use gives the copy a part of its time.
+SLOWEST_COPY = 0.9
 SAME_STATE = 0.05  # a smaller difference in size comes from sums and counts, not from another format of the states
 
 
@@ -33,11 +41,12 @@ class Conditions:
     free_bytes: float = math.inf
     isolated: bool = False  # whether each contestant has a process of its own
     limit: float = 60.0  # seconds that such a process may take to answer
+    longest: float = LONGEST  # seconds after which no further turn begins, once there were enough
 
 
 @dataclass
 class Measured:
-    """The turns of one contestant, or why it failed."""
+    """The turns of one contestant that nothing disturbed, or why it failed."""
 
     ms: list[float] = field(default_factory=list)
     copied_per_ms: list[float] = field(default_factory=list)
@@ -45,6 +54,7 @@ class Measured:
     bytes_moved: int | None = None
     state_bytes: int = 0
     failed: str | None = None
+    disturbed: bool = False  # too many turns were: all of them are here, compared with nothing
 
 
 def measure(
@@ -60,27 +70,50 @@ def measure(
                 made = partial(Contestant, makes[name], shapes, dtype, device, pace.seconds)
                 started[name] = Worker(made, device, conditions.limit) if conditions.isolated else Here(made)
                 stack.callback(started[name].close)
-            _take_turns(started, found, pace)
+            _take_turns(started, found, conditions)
     return found
 
 
-def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], pace: Pace) -> None:
+def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measured], conditions: Conditions) -> None:
     for name in started:  # they all start at the same time, since this is not measured
         if not found[name].failed:
             started[name].tell("prepare")
     for name, answer in _answers(started, found):
         found[name].bytes_moved, found[name].state_bytes = answer
-    ours = found[next(iter(started))]
+    taken: list[dict[str, Turn]] = []
     began = time.monotonic()
-    for k in range(pace.turns):
-        if k >= ENOUGH_TURNS and time.monotonic() - began > LONGEST:
-            break
-        taken = dict(_answers(started, found, "turn", first=k))
-        for name, (ms, copied) in taken.items():
-            found[name].ms.append(ms)
-            found[name].copied_per_ms.append(copied)
-            if not ours.failed:
-                found[name].against_ours.append(ms / taken[next(iter(started))][0])
+    while not _is_enough(taken, conditions, time.monotonic() - began):
+        taken.append(dict(_answers(started, found, "turn", first=len(taken))))
+    for name in started:
+        _add(found[name], name, next(iter(started)), taken, conditions)
+
+
+def _is_enough(taken: Sequence[Mapping[str, Turn]], conditions: Conditions, seconds: float) -> bool:
+    wanted, device = conditions.pace.turns, conditions.device
+    if len(taken) >= min(ENOUGH_TURNS, wanted) and seconds > conditions.longest:
+        return True
+    quiet = sum(_quiet(taken, each.values(), device) for each in taken)
+    return quiet >= wanted or len(taken) >= MOST_TURNS * wanted
+
+
+def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn]], conditions: Conditions) -> None:
+    """Counts the turns in which neither this contestant nor the first one was disturbed."""
+    mine = [each for each in taken if name in each]
+    pairs = [(each, [each[one] for one in {name, first} & each.keys()]) for each in mine]
+    counted = [each for each, pair in pairs if _quiet(taken, pair, conditions.device)]
+    if len(counted) < (conditions.pace.turns + 1) // 2 and mine:
+        own.disturbed, counted = True, mine
+    own.ms += [each[name].ms for each in counted]
+    own.copied_per_ms += [copied for each in counted if (copied := each[name].copied_per_ms) is not None]
+    if not own.disturbed:
+        own.against_ours += [each[name].ms / each[first].ms for each in counted if first in each]
+
+
+def _quiet(taken: Sequence[Mapping[str, Turn]], turns: Iterable[Turn], device: str) -> bool:
+    """Whether no other program disturbed these turns. Copies on a CPU vary by themselves, and prove nothing."""
+    copies = [] if device == "cpu" else [turn.copied_per_ms or 0.0 for each in taken for turn in each.values()]
+    slowest = SLOWEST_COPY * max(copies, default=0.0)
+    return all(turn.waited <= MOST_WAITING and (turn.copied_per_ms or 0.0) >= slowest for turn in turns)
 
 
 def _answers(
@@ -102,9 +135,11 @@ def _answers(
             started[name].close()
 
 
-def copied_per_ms(measured: Iterable[Measured]) -> float:
-    """The median over the copies of all contestants, so that bars of the same length mean the same time."""
-    return statistics.median([copied for one in measured for copied in one.copied_per_ms] or [math.nan])
+def copied_per_ms(measured: Iterable[Measured]) -> float | None:
+    """The median over the copies of all contestants, so that bars of the same length mean the same time; None if other
+    programs disturbed every one of them."""
+    copies = [copied for one in measured for copied in one.copied_per_ms]
+    return statistics.median(copies) if copies else None
 
 
 def bytes_moved(own: Measured, ours: Measured) -> int | None:

@@ -1,4 +1,4 @@
-"""How a call is timed: in turns of many calls, so that contestants can alternate and other programs slow all alike."""
+"""How a call is timed: in turns of many calls, so that contestants can alternate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from fusedadam.cli.harness.disturbance import MOST_WAITING, Watch
 from fusedadam.cli.harness.shapes import Shape
 
 Step = Callable[[], object]
 MOST_CALLS = 100
+FEWEST_QUIET = 5  # one of so many calls must be undisturbed for a turn to count
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,13 @@ class Pace:
 
     turns: int
     seconds: float
+
+
+class Timed(NamedTuple):
+    """Milliseconds per call, and how long threads waited for a core meanwhile, per second."""
+
+    ms: float
+    waited: float
 
 
 def waiting_for(device: str) -> Callable[[], None]:
@@ -36,12 +46,24 @@ class Timer:
         self._seconds(2)
         self.calls = max(1, min(MOST_CALLS, round(seconds / self._seconds(3))))
 
-    def turn(self) -> float:
-        """Milliseconds per call, over as many calls as fill a turn."""
-        return 1e3 * self._seconds(self.calls)
+    def turn(self) -> Timed:
+        """As many calls as fill a turn. On a CPU, calls that had to wait for a core do not count, if others did not."""
+        watch = Watch()
+        if self.queued:
+            return Timed(1e3 * self._seconds(self.calls), watch.waited())
+        calls = [self._watched() for _ in range(self.calls)]
+        quiet = [call for call in calls if call.waited <= MOST_WAITING]
+        if len(quiet) < max(1, len(calls) // FEWEST_QUIET):
+            return Timed(statistics.median(call.ms for call in calls), watch.waited())
+        return Timed(statistics.median(call.ms for call in quiet), statistics.median(call.waited for call in quiet))
+
+    def _watched(self) -> Timed:
+        watch = Watch()
+        seconds = self._one()
+        return Timed(1e3 * seconds, watch.waited())
 
     def _seconds(self, calls: int) -> float:
-        """On a CPU every call has a time, and the median leaves out those that other programs disturbed."""
+        """Per call. On a CPU every call has a time of its own, of which the median counts."""
         if not self.queued:
             return statistics.median(self._one() for _ in range(calls))
         self.wait()

@@ -24,6 +24,7 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import display, frame, optimizer_names
+from fusedadam.cli.folding import room, say
 from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.own_cases import own_cases
 from fusedadam.cli.verify.run import Result, verify_all
@@ -46,10 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     cases = chosen([name for name in names if name in OPTIMIZERS], options.all)
     cases += [case for name in names if name not in OPTIMIZERS for case in own_cases(name, options.all)]
     if not options.json:
-        print(f"Verifying {', '.join(dict.fromkeys(c.optimizer for c in cases))} on {', '.join(map(str, places))}:")
-        print(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
+        say(f"Verifying {', '.join(dict.fromkeys(c.optimizer for c in cases))} on {', '.join(map(str, places))}:")
+        say(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
-    with display.progress(len(cases), "cases", lines=0 if options.json else 10) as progress:
+    with display.progress(len(cases), "cases", lines=0 if options.json else 10, measuring=False) as progress:
+        progress.begin("compiling the kernels of the first cases")
         for some in verify_all(cases, places, options.seed, options.jobs):
             results += some
             progress.done(more=len(some))
@@ -71,24 +73,28 @@ def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) 
     found = {mix for row in rows.values() for mix in row}
     mixes = [mix for mix in ("f32", "bf16", "f16", "f64", "bf16/f32", "f32/bf16", "exact") if mix in found]
     if mixes:
-        print("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
+        say("\nThe largest error of a parameter in a step, in ulps (units in the last place) of its dtype:")
         cells = [
             (f"{name}, {place}", *(f"{row[mix]:.2f}" if mix in row else "-" for mix in mixes))
             for (name, place), row in rows.items()
             if row
         ]
-        print(display.table(("optimizer, device, backend", *mixes), cells), LEGEND, sep="\n")
+        print(display.table(("optimizer, device, backend", *mixes), cells, room()))
+        say(LEGEND)
     wrong = [result for result in results if result.failures]
-    print("\n".join(_complaint(wrong, places) if wrong else _praise(results, places)))
-    print(f"It took {seconds:.0f} seconds.")
+    for paragraph in _complaint(wrong, places) if wrong else _praise(results, places):
+        say(paragraph, "  " if wrong else "")
+    say(f"It took {seconds:.0f} seconds.")
 
 
 def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
     ours = [result for result in results if result.case.is_ours]
     if ours:
         states = max((states for result in ours for _, states in result.errors.values()), default=0.0)
-        yield f"\nAll {len(results)} cases are right, to within the 2 ulps of float32 (float64) that are promised,"
-        yield f"and half an ulp where 16 bits are stored; states are within {states:.2f} ulps."
+        yield (
+            f"\nAll {len(results)} cases are right, to within the 2 ulps of float32 (float64) that are promised, and "
+            f"half an ulp where 16 bits are stored; states are within {states:.2f} ulps."
+        )
     else:
         yield f"\nAll {len(results)} cases are right."
     if others := dict.fromkeys(result.case.optimizer for result in results if not result.case.is_ours):
