@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, minimum, power, sqrt, sum_last, sum_second_last, tensor_sum
@@ -119,7 +119,7 @@ class Adafactor(FusedOptimizer):
         foreach: bool | None = None, maximize: bool = False, max_grad_norm: float | None = None,
         peak_lr: float | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
         state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach,

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
 from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import sqrt
@@ -104,7 +104,7 @@ class NAdam(FusedOptimizer):
         weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         max_grad_norm: float | None = None, peak_lr: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: str | None = None,
+        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
