@@ -53,7 +53,10 @@ class Repeated(NamedTuple):
     def serves(self, options: Sequence[HyperParameters], amp: Amp) -> bool:
         if self.is_scaled != (amp is not NO_AMP):
             return False
-        return all(kernel.follow(options) for kernel in (self.live if options is self.options else self.kernels))
+        for kernel in self.live if options is self.options else self.kernels:  # noqa: SIM110  faster than all()
+            if not kernel.follow(options):
+                return False
+        return True
 
 
 class Plan:
@@ -211,7 +214,8 @@ class Plan:
         repeated = self._repeated
         if repeated is not None and _fits_a_kernel(next_steps) and repeated.serves(options, amp):
             if repeated.options is not options:
-                self._repeated = repeated._replace(options=options)
+                _, is_scaled, joined, kernels, live = repeated
+                self._repeated = Repeated(options, is_scaled, joined, kernels, live)  # _replace takes a microsecond
             self._repeat(repeated.run, next_steps, params, step_counts, amp)
             if amp.grad_scale is not None:
                 self._unscaling.finish(tensors, amp)

@@ -17,6 +17,7 @@ kernel, in replays of a CUDA graph as well.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -85,12 +86,13 @@ class Part(NamedTuple):
         the base of a table of powers."""
         found: set[int] = set()
         for group in self.groups:
-            if options[group] is not seen[group]:
-                for k, (now, before) in enumerate(zip(options[group], seen[group], strict=True)):
-                    if now is not before:
-                        if not (k in self.free and type(now) is type(before) is float):
-                            return None
-                        found.add(k)
+            now, before = options[group], seen[group]
+            if now is before:
+                continue
+            for k in itertools.compress(range(len(now)), map(operator.is_not, now, before)):
+                if k not in self.free or type(now[k]) is not float or type(before[k]) is not float:
+                    return None
+                found.add(k)
         return found
 
     def take(self, options: Sequence[HyperParameters], changed: set[int]) -> None:
@@ -157,7 +159,9 @@ class ScalarKernel:
         if self._is_current(options):
             return True
         seen, parts = self._seen, self._parts.values()
-        if seen is None or len(seen) != len(options) or not all(live.is_as_before() for live in self._live.values()):
+        if seen is None or len(seen) != len(options):
+            return False
+        if self._live and not all(live.is_as_before() for live in self._live.values()):
             return False
         changes = [part.changes(options, seen) for part in parts]
         if None in changes:

@@ -7,12 +7,14 @@ changed are checked as when the optimizer was made, before anything is written.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fusedadam import checks
 from fusedadam.optimizers import storage
 from fusedadam.optimizers.agreement import Recorded
 from fusedadam.optimizers.declarations import Group
@@ -38,9 +40,10 @@ class Reading(NamedTuple):
     mutable: frozenset[str]  # options that may change without becoming another object
     structure: object  # another object whenever more has changed than the learning rate
     lr_at: int | None  # which hyper-parameter is the learning rate; None if others, or checks, follow from it
+    lr_seen_at: int | None  # where its value is among ``seen``; None if it cannot change alone
 
 
-UNREAD = Reading((), (), None, [], {}, frozenset(), None, None)
+UNREAD = Reading((), (), None, [], {}, frozenset(), None, None, None)
 
 
 class Options(NamedTuple):
@@ -69,7 +72,7 @@ class GroupOptions:
         for k, group in enumerate(groups):
             now, last = [*group, *group.values()], self._readings[k]
             if last.mutable or len(now) != len(last.seen) or not all(map(operator.is_, now, last.seen)):
-                reading = self._read(group, now, last)
+                reading = self._scheduled(now, last) or self._read(group, now, last)
                 if reading is not last:
                     self._last = None  # first: this may be interrupted
                     self._readings[k] = reading
@@ -85,8 +88,6 @@ class GroupOptions:
         same_keys = len(now) == len(last.seen) and names == last.seen[:count]
         if same_keys:
             names = [*itertools.compress(names, map(operator.is_not, values, seen)), *last.mutable]
-            if names == ["lr"] and last.lr_at is not None and type(group["lr"]) is float and group["lr"] >= 0:
-                return self._scheduled(group["lr"], now, last)
         found = {name: _value(name, group[name]) for name in names if name in declared.options}
         changed = [n for n, v in found.items() if n not in last.checked or not _same(v, last.checked[n])]
         if changed:
@@ -107,14 +108,27 @@ class GroupOptions:
             options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found
-        return Reading(flags, options, kept, now, checked, frozenset(mutable), object(), lr_at)
+        lr_seen_at = None if lr_at is None or mutable or "lr" not in group else count + now.index("lr")
+        return Reading(flags, options, kept, now, checked, frozenset(mutable), object(), lr_at, lr_seen_at)
 
-    def _scheduled(self, lr: float, now: list[Any], last: Reading) -> Reading:
-        """A short way for what most schedulers do in every step."""
-        self._optimizer.options["lr"]("lr", lr)
-        before, k = last.hyper_parameters, last.lr_at or 0
+    def _scheduled(self, now: list[Any], last: Reading) -> Reading | None:
+        """A short way for what most schedulers do in every step: another learning rate, and nothing else."""
+        flags, before, kept, seen, checked, mutable, structure, k, at = last
+        if at is None or k is None or len(now) != len(seen):
+            return None
+        lr = now[at]
+        if type(lr) is not float or not 0 <= lr < math.inf:
+            return None
+        now[at] = seen[at]
+        is_alone = all(map(operator.is_, now, seen))
+        now[at] = lr
+        if not is_alone:
+            return None
+        check = self._optimizer.options["lr"]
+        if check is not checks.number:  # which has just been made
+            check("lr", lr)
         options = (*before[:k], lr, *before[k + 1 :])
-        return last._replace(hyper_parameters=options, seen=now, checked={**last.checked, "lr": lr})
+        return Reading(flags, options, kept, now, {**checked, "lr": lr}, mutable, structure, k, at)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         # numbers, as schedulers change them, are what they seem
