@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,4 +83,5 @@ def assert_as_close_to_float64(
     train(ours(mine, backend=backend, **options))
     train(theirs(torchs, foreach=False, **options))
     off = [max((p.cpu() - e).abs().max().item() for p, e in zip(ps, exact, strict=True)) for ps in (mine, torchs)]
-    assert off[0] <= 1.5 * off[1] + 1e-7
+    assert math.isfinite(off[0])
+    assert off[0] <= 1.5 * off[1] + 1e-7 or math.isnan(off[1]), off  # torch's may overflow in float16

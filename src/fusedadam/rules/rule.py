@@ -74,7 +74,7 @@ Flag: TypeAlias = bool
 # Scalars and flags that come from the parameter itself, not from its group.
 PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: param.numel() / max(1, param.shape[0] if param.dim() else 1),
-    "numel": lambda param: param.numel(),
+    "numel": lambda param: max(1, param.numel()),
     "dtype_eps": lambda param: torch.finfo(param.dtype).eps,
     "last_length": lambda param: max(1, param.shape[-1]) if param.dim() else 1,
     "second_last_length": lambda param: max(1, param.shape[-2]) if param.dim() > 1 else 1,
