@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fusedadam
+from fusedadam import OPTIONS, FusedOptimizer, State
 from fusedadam.ops import largest, maximum, sqrt, sum_last, sum_second_last, tensor_sum, total
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.rule import ColumnValue, RowValue, Scalar, TensorValue, Value, Values, rule
+from tests.backends.test_storage import assert_same, trained
 from tests.backends.test_sums import available
 from tests.support import BF16, F16, F32, F64, PLACES, Case, apply, assert_same_bits, draw, exact
 
@@ -96,7 +99,6 @@ def only_a_number(param: Value, grad: Value, whole: TensorValue, *, lr: Scalar) 
 RULES = [together, old_and_new, by_the_tensor, each_in_the_others_sum, over_all, only_a_number]
 CASES = [Case(each, {}, {"lr": 0.25}) for each in RULES]
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-COMPILED = [p.values[0] for p in PLACES if p.id == "cpu-numba"]
 
 
 def close(found, expected, rtol):
@@ -176,3 +178,76 @@ def test_other_strides(case):
     ]
     for place in available():
         assert_same_bits(expected, apply(case, turned, place))
+
+
+class EachInTheOthersSum(FusedOptimizer):
+    rule = each_in_the_others_sum
+    states = {"row": State(signed=False), "column": State(signed=False), "average": State(decay="kept")}
+    options = OPTIONS
+    fixed = {"kept": 0.75}
+
+    def __init__(self, params, lr=0.25, **common):
+        super().__init__(params, lr=lr, **common)
+
+
+@pytest.mark.parametrize("storage", ["exact", "16bit", "8bit"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_states_by_element_in_storage_formats(storage, dtype):
+    """A format by block in the visit that goes down columns, in one with sums by row, and in the last one."""
+    shapes, small = [(70, 96), (2, 33, 64), (4, 1056), (33, 40)], [(64, 64)]
+    expected = trained(EachInTheOthersSum, storage, ("cpu", "eager"), dtype, shapes)
+    assert any(name.endswith("_codes") for name in expected[0]) is (storage == "8bit")
+    assert expected[0]["row"].dtype == expected[0]["column"].dtype == F32
+    assert_same(trained(EachInTheOthersSum, storage, ("cpu", "numba"), dtype, shapes), expected)
+    expected = trained(EachInTheOthersSum, storage, ("cpu", "eager"), dtype, small, steps=1)
+    for place in available()[1:]:
+        assert_same(trained(EachInTheOthersSum, storage, place, dtype, small, steps=1), expected)
+
+
+@pytest.mark.parametrize("shape", [(5,), ()], ids=str)
+def test_a_parameter_without_rows_and_columns_is_refused_before_anything_is_written(shape):
+    params = [torch.nn.Parameter(torch.ones(each)) for each in ((3, 4), shape)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = EachInTheOthersSum(params)
+    with pytest.raises(ValueError, match="without rows and columns, for which the rule each_in_the_others_sum has"):
+        optimizer.step()
+    assert torch.equal(params[0], torch.ones(3, 4))
+    assert not optimizer.state
+
+
+def test_a_small_state_cannot_begin_as_a_copy_of_the_parameter():
+    with pytest.raises(
+        TypeError, match=r"states\['whole'\] begins as a copy of the parameter, and has one value for each"
+    ):
+
+        class Copies(FusedOptimizer):
+            rule = only_a_number
+            states = {"whole": State(initial="param")}
+            options = OPTIONS
+
+
+@pytest.mark.parametrize("backend", ["eager", "numba"])
+@pytest.mark.parametrize("make", [fusedadam.Adafactor, fusedadam.NAdam, EachInTheOthersSum])
+def test_steps_with_infinite_gradients_change_nothing(make, backend):
+    """Neither with a GradScaler nor with ``skip_nonfinite``; the step after that is the first."""
+    for how in ("scaler", "skip_nonfinite"):
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((6, 4), (2, 3, 3))]
+        skipping, plain = ([p.detach().clone().requires_grad_() for p in params] for _ in range(2))
+        skipped = make(skipping, backend=backend, skip_nonfinite=how == "skip_nonfinite")
+        for step in range(3):
+            for p, q in zip(skipping, plain, strict=True):
+                q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+                p.grad = q.grad.clone()
+            if step == 0:
+                other = make(plain, backend=backend)
+                skipping[0].grad[1, 2] = torch.inf
+            else:
+                other.step()
+            if how == "scaler":
+                skipped.grad_scale, skipped.found_inf = torch.ones(1), torch.tensor([float(step == 0)])
+            skipped.step()
+        for p, q in zip(skipping, plain, strict=True):
+            assert torch.equal(p, q)
+            for name, value in other.state[q].items():
+                assert torch.equal(torch.as_tensor(skipped.state[p][name]), torch.as_tensor(value)), name

@@ -1,4 +1,4 @@
-"""The formula of Adafactor: by hand in float64, against torch.optim, and against transformers' as far as it is the same."""
+"""The formula of Adafactor: by hand in float64, against torch.optim, and against transformers' where both agree."""
 
 from __future__ import annotations
 

@@ -130,6 +130,10 @@ REST = [
     ("Adadelta", {}),
     ("RAdam", {}),
     ("RAdam", {"decoupled_weight_decay": True, "maximize": True}),
+    ("NAdam", {}),
+    ("NAdam", {"decoupled_weight_decay": True, "maximize": True}),
+    ("Adafactor", {}),
+    ("Adafactor", {"eps": (1e-3, 1e-2), "maximize": True}),
 ]
 HOW = [{}, {"foreach": True}, {"fused": True}]
 REST_AND_HOW = [

@@ -36,7 +36,7 @@ def test_every_value_of_every_flag_and_every_dtype_is_tried(optimizer):
 
 def test_everything_is_every_combination():
     found = chosen([*OPTIMIZERS], everything=True)
-    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 + 8 + 4 + 4 + 4)
+    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 * 4 + 4 + 4 + 4)
 
 
 def test_gradients_come_scaled_where_a_scaler_is_used():
