@@ -41,7 +41,8 @@ def test_the_site_builds_and_is_complete_in_itself(tmp_path):
         assert not re.findall(r"<p>[^<]*\n(?:- |\d+\. |\|)", text), name
     for style in tmp_path.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", style.read_text("utf-8")), style.name
-    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "adan", "ademamix")
+    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "nadam", "adafactor", "adan")
+    own += ("ademamix",)
     for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw", *own):
         assert "<math" in pages[f"optimizers/{name}.html"]
     assert "class Transformer" in re.sub(r"<[^>]+>", "", pages["examples.html"])
@@ -94,6 +95,11 @@ def test_every_optimizer_has_a_page_with_all_of_its_arguments(name):
         ("Adadelta", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("Lamb", {"adam": True}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("RAdam", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("NAdam", {}, (8,), (torch.float32, None), (7 + 2 / 8) * 4, (2 + 1 / 8) * 4),
+        ("NAdam", {}, (8,), (torch.bfloat16, None), 7 * 2 + 2 / 8 * 4, 2 * 2 + 4 / 8),
+        # g for the columns, g for the rows, p and g for their sizes, p and g read and p written; and the states
+        ("Adafactor", {}, (8, 4), (torch.float32, None), (7 + 2 * (8 + 4) / 32) * 4, (8 + 4) / 32 * 4),
+        ("Adafactor", {}, (8,), (torch.float32, None), (4 + 4) * 4, 4),
         ("Adan", {}, (8,), (torch.float32, None), 11 * 4, 4 * 4),
         ("AdEMAMix", {}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
         ("Lion", {}, (8,), (torch.float32, None), 5 * 4, 4),
