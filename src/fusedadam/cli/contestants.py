@@ -110,14 +110,6 @@ def _schedule_free(params: Params, **options: Any) -> Any:
     return optimizer
 
 
-def _transformers_adafactor(params: Params, lr: float, eps: Any, beta2_decay: float, d: float, **options: Any) -> Any:
-    """The same cost; it adds its first eps to squares, where torch's limits what it divides by."""
-    named = {"lr": lr, "eps": (1e-30, eps[1]), "decay_rate": beta2_decay, "clip_threshold": d}
-    return _from("transformers.optimization", "Adafactor")(
-        params, **named, scale_parameter=True, relative_step=False, **options
-    )
-
-
 def _torchs(name: str, *implementations: str) -> list[Peer]:
     """torch's own, the fastest first."""
     torchs = getattr(torch.optim, name)
@@ -146,10 +138,7 @@ PEERS: dict[str, list[Peer]] = {
     ],
     "RAdam": _torchs("RAdam", "foreach"),
     "NAdam": _torchs("NAdam", "foreach"),
-    "Adafactor": [
-        *_torchs("Adafactor", "foreach"),
-        Peer("transformers", _transformers_adafactor, "transformers"),
-    ],
+    "Adafactor": _torchs("Adafactor", "foreach"),
     "Adan": [
         Peer("adan", _from("adan", "Adan"), "adan"),
         Peer("timm", _from("timm.optim", "Adan"), "timm"),
