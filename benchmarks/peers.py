@@ -43,6 +43,14 @@ def torch_radam(params: Params, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.RAdam(params, foreach=True, **options)  # there is no fused one
 
 
+def torch_nadam(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(params, foreach=True, **options)  # there is no fused one
+
+
+def torch_adafactor(params: Params, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(params, foreach=True, **options)  # there is no fused one
+
+
 def packaged(package: str, name: str, **always: Any) -> Make:
     """The class ``name`` of another package, with options that make it as fast as it gets."""
 
@@ -57,6 +65,20 @@ def packaged(package: str, name: str, **always: Any) -> Make:
 
 
 adamp = packaged("adamp", "AdamP")  # as its authors published it
+
+
+def transformers_adafactor(params: Params, **options: Any) -> torch.optim.Optimizer:
+    """With a learning rate that is relative to the parameters, as ours."""
+    if importlib.util.find_spec("transformers") is None:
+        raise Failed("transformers is not installed")
+    module = importlib.import_module("transformers.optimization")
+    made: torch.optim.Optimizer = module.Adafactor(
+        params, lr=1e-2, scale_parameter=True, relative_step=False, warmup_init=False, **options
+    )
+    return made
+
+
+transformers_adafactor.__name__ = "transformers"
 
 
 def scaled(make: Make) -> Make:

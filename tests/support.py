@@ -18,6 +18,7 @@ from fusedadam.clipping import clip
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.member import Member
 from fusedadam.optimizers.adadelta import adadelta
+from fusedadam.optimizers.adafactor import adafactor
 from fusedadam.optimizers.adamp import adamp
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.adan import adan
@@ -26,11 +27,13 @@ from fusedadam.optimizers.bert_adam import CLIPS, bert_adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.optimizers.lamb import lamb
 from fusedadam.optimizers.lion import lion
+from fusedadam.optimizers.nadam import nadam
 from fusedadam.optimizers.radam import radam
 from fusedadam.optimizers.rmsprop import rmsprop
 from fusedadam.optimizers.schedule_free import schedule_free
 from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
+from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -92,6 +95,9 @@ LAMB = {**ADAM, "eps": 1e-6, "bias_correction": 1.0, "max_weight_norm": 10.0}
 LION = {"lr": 1e-2, "beta1": 0.875, "beta2": 0.75, "weight_decay": 0.1, "max_grad_norm": 1.5}
 ADAN = {**ADAM, "beta2": 0.8, "beta3": 0.99}
 SCHEDULE_FREE = {**ADAM, "warmup": 5.0}
+NADAM = {**ADAM, "anneal": 0.96**0.004}
+ADAFACTOR = {"lr": 1e-2, "beta2_decay": -0.8, "eps1": 1e-3, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
+ADAFACTOR |= {"max_grad_norm": 1.5}
 ADEMAMIX = {**ADAM, "beta3": 0.999, "alpha": 2.0, "alpha_warmup": 5.0}
 
 
@@ -132,6 +138,7 @@ CASES = [
     with_flags(schedule_free, SCHEDULE_FREE),
     with_flags(adan, ADAN),
     with_flags(radam, ADAM, step=20.0),
+    with_flags(nadam, NADAM),
 ]
 MORE_CASES = [
     case
@@ -144,6 +151,7 @@ MORE_CASES = [
         *all_flags(adan, ADAN, clipped=False),
         *all_flags(schedule_free, SCHEDULE_FREE, clipped=False),
         *all_flags(radam, ADAM, step=20.0, clipped=False),
+        *all_flags(nadam, NADAM, clipped=False),
     )
     if case.flags not in [known.flags for known in CASES if known.rule is case.rule]
 ]
@@ -160,6 +168,9 @@ SUMMING = [
     with_flags(lamb, LAMB),
     with_flags(lamb, LAMB, "use_global_grad_norm", "maximize"),
     with_flags(rmsprop, RMSPROP, "clipped", "with_momentum"),
+    with_flags(nadam, NADAM, "clipped", "decoupled", "maximize"),
+    with_flags(adafactor, ADAFACTOR),
+    with_flags(adafactor, ADAFACTOR, "own_eps", "clipped", "maximize"),
     *(
         Case(clip, {**dict.fromkeys(clip.flags, False), "scaled": True, **norm}, {"max_norm": 1.5, "order": 3.0})
         for norm in ({"euclidean": True}, {"absolute": True}, {"infinite": True}, {})
@@ -172,11 +183,14 @@ def draw(
     case: Case, shapes: Iterable[tuple[int, ...]], dtypes: Sequence[torch.dtype], seed: int = 0
 ) -> list[dict[str, Tensor]]:
     """Roles on the CPU: param and grad of both signs, second moments positive, all well away from zero."""
-    specialized = case.rule.specialize(case.flags)
     generator = torch.Generator().manual_seed(seed)
     roles = []
     for shape in shapes:
-        values = {r: torch.rand(shape, generator=generator, dtype=F64) + 0.1 for r in specialized.roles}
+        own = case.rule.specialize(case.flags, torch.empty(shape, device="meta")).roles
+        of_roles = {r: shape_in(case.rule.spaces[r], shape) for r in own}
+        values = {r: torch.rand(of_roles[r], generator=generator, dtype=F64) + 0.1 for r in own}
+        if "mu_product" in values:  # a product of numbers below 1
+            values["mu_product"] *= 0.5
         for role in ("param", "grad", "exp_avg", "ema_params", "grad_avg", "momentum_buffer", *SIGNED):
             if role in values:
                 values[role] *= torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
@@ -217,14 +231,15 @@ def apply_in_place(
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None) -> list[dict[str, Tensor]]:
     """The rule itself in float64, from the same stored values and the same float64 scalars."""
-    specialized = case.rule.specialize(case.flags)
     scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in scalars_of(case, step).items()}
     results = []
     for own in roles:
+        specialized = case.rule.specialize(case.flags, own["param"])
+        flags = case.flags | {n: ask(own["param"]) for n, ask in PARAM_FLAGS.items() if n in case.rule.flags}
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}
-        of_param = {n: torch.tensor(float(ask(values["param"])), dtype=F64) for n, ask in PARAM_SCALARS.items()}
+        of_param = {n: torch.tensor(float(ask(own["param"])), dtype=F64) for n, ask in PARAM_SCALARS.items()}
         own = {n: value for n, value in of_param.items() if n in case.rule.scalar_names}
-        new = case.rule(**values, **scalars, **own, **case.flags)
+        new = case.rule(**values, **scalars, **own, **flags)
         results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in specialized.outputs})
     return results
 

@@ -46,7 +46,8 @@ def test_the_site_builds_and_is_complete_in_itself(tmp_path):
         assert not re.findall(r"<p>[^<]*\n(?:- |\d+\. |\|)", text), name
     for style in tmp_path.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", style.read_text("utf-8")), style.name
-    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "adan", "ademamix")
+    own = ("sgd", "rmsprop", "rmsprop-tf", "adadelta", "lamb", "lion", "radam", "nadam", "adafactor", "adan")
+    own += ("ademamix",)
     for name in ("adamw", "adam", "adamp", "bert-adam", "ema-adamw", *own):
         assert "<math" in pages[f"optimizers/{name}.html"]
     # search works from disk too: its index is a script, and what stands in for a worker comes with the site
@@ -130,6 +131,11 @@ def test_every_message_of_a_rule_error_is_in_the_api_reference():
         ("Adadelta", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("Lamb", {"adam": True}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
         ("RAdam", {}, (8,), (torch.float32, None), 7 * 4, 2 * 4),
+        ("NAdam", {}, (8,), (torch.float32, None), (7 + 2 / 8) * 4, (2 + 1 / 8) * 4),
+        ("NAdam", {}, (8,), (torch.bfloat16, None), 7 * 2 + 2 / 8 * 4, 2 * 2 + 4 / 8),
+        # g for the columns, g for the rows, p and g for their sizes, p and g read and p written; and the states
+        ("Adafactor", {}, (8, 4), (torch.float32, None), (7 + 2 * (8 + 4) / 32) * 4, (8 + 4) / 32 * 4),
+        ("Adafactor", {}, (8,), (torch.float32, None), (4 + 4) * 4, 4),
         ("Adan", {}, (8,), (torch.float32, None), 11 * 4, 4 * 4),
         ("AdEMAMix", {}, (8,), (torch.float32, None), 9 * 4, 3 * 4),
         ("Lion", {}, (8,), (torch.float32, None), 5 * 4, 4),

@@ -68,6 +68,10 @@ VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
     "Lamb": [("default options", {}, (8,)), ("`adam=True`", {"adam": True}, (8,)),
              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "RAdam": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
+    "NAdam": [("default options", {}, (1024,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (1024,))],
+    "Adafactor": [("matrices of 1,024 by 1,024", {}, (1024, 1024)),
+                  ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (1024, 1024)),
+                  ("biases, other vectors", {}, (1024,))],
     "Adan": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "AdEMAMix": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
     "Lion": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
@@ -188,7 +192,7 @@ def costs() -> str:
         page = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
         for divided in ("adam-w", "adam-p", "ad-emamix"):
             page = page.replace(divided, divided.replace("-", ""))
-        rows.append(f"| [{name}]({page}.md) | " + " | ".join(map(str, (*moved, *kept))) + " |")
+        rows.append(f"| [{name}]({page}.md) | " + " | ".join(map(_digits, (*moved, *kept))) + " |")
     return "\n".join(rows)
 
 
@@ -198,23 +202,28 @@ def _mixes() -> list[tuple[torch.dtype, torch.dtype | None]]:
 
 def _cell(name: str, options: dict[str, Any], shape: tuple[int, ...], *dtypes: Any) -> str:
     moved, kept = bytes_a_parameter(name, options, shape, *dtypes)
-    return f"{moved} moved, {kept} kept"
+    return f"{_digits(moved)} moved, {_digits(kept)} kept"
+
+
+def _digits(count: float) -> str:
+    """Three digits: a state by row adds next to nothing to an element."""
+    return f"{count:.3g}"
 
 
 def bytes_a_parameter(
     name: str, options: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype | None
-) -> tuple[int, int]:
+) -> tuple[float, float]:
     """Bytes per element that a step reads and writes, and that the optimizer keeps."""
     param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
     optimizer: FusedOptimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, **options)
     group = optimizer.param_groups[0]
     flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
     specialized = optimizer.rule.specialize(flags, param)
-    sizes = {"param": dtype.itemsize, "grad": dtype.itemsize}
-    sizes |= {state: optimizer.states[state].new(param, group).element_size() for state in specialized.states}
-    visits = [
-        role for stage in specialized.stages if stage.space == "element" for role in (*stage.reads, *stage.writes)
-    ]
+    sizes: dict[str, float] = {"param": dtype.itemsize, "grad": dtype.itemsize}
+    for state in specialized.states:
+        made = optimizer.states[state].new(param, group)
+        sizes[state] = made.element_size() * made.numel() / param.numel()
+    visits = [role for stage in specialized.stages for role in (*stage.reads, *stage.writes) if role in sizes]
     return sum(sizes[role] for role in visits), sum(sizes[state] for state in specialized.states)
 
 

@@ -49,9 +49,11 @@ def at_least_one(name: str, value: Any) -> None:
 def first_may_be_none(name: str, value: Any) -> None:
     """Two numbers of at least 0, of which the first may be None."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a pair: None or a number, a number")
+        raise TypeError(
+            f"{name}={value!r} is a {type(value).__name__}; it must be a pair: None or a number, and a number"
+        )
     if len(value) != 2:
-        raise ValueError(f"{name}={value!r} must be a pair: None or a number, and a number")
+        raise ValueError(f"{name}={value!r} has {len(value)} values; it must be a pair: None or a number, and a number")
     for k, part in enumerate(value):
         if k or part is not None:
             number(f"{name}[{k}]", part)

@@ -40,6 +40,8 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD nesterov": (fusedadam.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
     "RMSpropTF centered": (fusedadam.RMSpropTF, {"lr": 0.01, "momentum": 0.9, "centered": True}),
     "Lamb": (fusedadam.Lamb, {"lr": 0.01, "max_weight_norm": 2.0}),
+    "NAdam": (fusedadam.NAdam, {"lr": 0.01, "weight_decay": 0.1}),
+    "Adafactor clipped": (fusedadam.Adafactor, {"lr": 0.05, "weight_decay": 0.1, "max_grad_norm": 0.5}),
     "EmaAdamW bf16 states": (fusedadam.EmaAdamW, {"lr": 0.01, "state_dtype": BF16, "max_grad_norm": 0.5}),
 }
 

@@ -10,6 +10,7 @@ import torch
 from fusedadam import (
     SGD,
     Adadelta,
+    Adafactor,
     Adam,
     AdamP,
     AdamW,
@@ -19,6 +20,7 @@ from fusedadam import (
     EmaAdamW,
     Lamb,
     Lion,
+    NAdam,
     RAdam,
     RMSpropTF,
     ScheduleFreeAdamW,
@@ -45,10 +47,13 @@ RULES = {
     "AdEMAMix": AdEMAMix,
     "Adan": Adan,
     "RAdam": RAdam,
+    "NAdam": NAdam,
+    "Adafactor": Adafactor,
     "ScheduleFreeAdamW": ScheduleFreeAdamW,
 }
 # the quick tests ask about 8 bits, and not the interpreter
 FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "AdEMAMix", "Adan", "RAdam", "ScheduleFreeAdamW")
+FEW += ("NAdam", "Adafactor")
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

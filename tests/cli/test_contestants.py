@@ -19,7 +19,8 @@ HERE = [
 
 @pytest.mark.parametrize(("optimizer", "by"), HERE, ids=str)
 def test_peers_compute_the_same(optimizer: str, by: str) -> None:
-    torch.testing.assert_close(*parameters_after(optimizer, by), rtol=0, atol=1e-12)
+    atol = 1e-10 if optimizer == "NAdam" else 1e-12  # torch has a state of NAdam's in float32
+    torch.testing.assert_close(*parameters_after(optimizer, by), rtol=0, atol=atol)
 
 
 @pytest.mark.exhaustive

@@ -29,8 +29,8 @@ CLIPPED = {
     "BertAdam over all": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="all"),
 }
 # Beyond Adam. What is tested here is the base's, so the quick tests take some: one whose first step is special, one
-# with a state that begins at one, and two that sum.
-QUICK = ("SGD", "RMSpropTF", "Lamb", "AdamW that holds back")
+# with a state that begins at one, two that sum, and two with states smaller than their parameters.
+QUICK = ("SGD", "RMSpropTF", "Lamb", "AdamW that holds back", "NAdam", "Adafactor")
 REST_PLAIN = {
     "SGD": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1),
     "RMSprop": functools.partial(fusedadam.RMSprop, lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1),
@@ -38,6 +38,8 @@ REST_PLAIN = {
     "Adadelta": functools.partial(fusedadam.Adadelta, lr=0.5, weight_decay=0.1, maximize=True),
     "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
+    "NAdam": functools.partial(fusedadam.NAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
+    "Adafactor": functools.partial(fusedadam.Adafactor, lr=5e-2, weight_decay=0.1),
     "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
     "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1, alpha_warmup=4),
     "ScheduleFreeAdamW": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, warmup_steps=4, weight_decay=0.1),
@@ -49,6 +51,8 @@ REST_CLIPPED = {
     "Adadelta clipped": functools.partial(fusedadam.Adadelta, max_grad_norm=1.0),
     "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
     "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
+    "NAdam clipped": functools.partial(fusedadam.NAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
+    "Adafactor clipped": functools.partial(fusedadam.Adafactor, eps=(1e-3, 1e-3), max_grad_norm=1.0),
     "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
     "AdEMAMix clipped": functools.partial(fusedadam.AdEMAMix, lr=1e-2, max_grad_norm=1.0),
     "ScheduleFreeAdamW clipped": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, max_grad_norm=1.0),

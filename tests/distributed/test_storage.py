@@ -38,6 +38,8 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 # Each with every format, in one layout or another
 BEYOND_ADAM: dict[str, Callable[..., Any]] = {
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, weight_decay=0.1),
+    "NAdam": functools.partial(fusedadam.NAdam, lr=1e-2, weight_decay=0.1),
+    "Adafactor": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1),
     "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
     "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1),
     "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),

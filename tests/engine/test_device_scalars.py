@@ -27,7 +27,9 @@ def computed_by(request, monkeypatch):
     if request.param == "kernel" and torch.cuda.is_available():
         pytest.skip("with a GPU, Triton does not run on the CPU")
     monkeypatch.setitem(globals(), "BACKEND", {"operations": "eager", "kernel": "triton"}[request.param])
-    if request.param == "kernel":  # all of the optimizers here have one
+    if request.param == "kernel" and "adafactor" in request.node.name:
+        pytest.skip("its scalars have a power, which only torch's operations compute")
+    if request.param == "kernel":  # all other optimizers here have one
         monkeypatch.delattr(ScalarOperations, "update")
         monkeypatch.delattr(ScalarOperations, "count")
     return request.param

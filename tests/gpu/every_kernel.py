@@ -79,6 +79,8 @@ def _with_scalars_on_the_device() -> int:
         partial(fusedadam.AdEMAMix, alpha_warmup=4),
         fusedadam.Adan,
         fusedadam.RAdam,
+        fusedadam.NAdam,
+        fusedadam.Adafactor,
         partial(fusedadam.ScheduleFreeAdamW, warmup_steps=3),
     )
     for make in makers:

@@ -414,3 +414,35 @@ class ScheduleFreeByHand:
         c = warm**2 / self.weights
         self.x = (1 - c) * self.x + c * self.z
         self.p = (1 - self.b1) * self.z + self.b1 * self.x
+
+
+class AdafactorByHand:
+    """Adafactor for one tensor, one matrix at a time."""
+
+    def __init__(self, param: Tensor, lr=1e-2, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0, weight_decay=0.0):
+        self.p, self.t, self.v = param.clone(), 0, torch.zeros_like(param)
+        self.lr, self.tau, self.d, self.wd = lr, beta2_decay, d, weight_decay
+        self.eps1 = torch.finfo(param.dtype).eps if eps[0] is None else eps[0]
+        self.eps2 = eps[1]
+        matrices = param.reshape(-1, *param.shape[-2:]) if param.dim() > 1 else ()
+        self.rows = [torch.zeros(len(m), dtype=param.dtype) for m in matrices]
+        self.columns = [torch.zeros(m.shape[1], dtype=param.dtype) for m in matrices]
+
+    def estimate(self, g: Tensor, kept: float) -> Tensor:
+        if g.dim() < 2:
+            self.v = kept * self.v + (1 - kept) * g**2
+            return self.v
+        estimates = []
+        for k, m in enumerate(g.reshape(-1, *g.shape[-2:])):
+            self.rows[k] = kept * self.rows[k] + (1 - kept) * (m**2).mean(1)
+            self.columns[k] = kept * self.columns[k] + (1 - kept) * (m**2).mean(0)
+            estimates.append(torch.outer(self.rows[k], self.columns[k]) / max(float(self.rows[k].mean()), self.eps1))
+        return torch.stack(estimates).reshape(g.shape)
+
+    def step(self, g: Tensor) -> None:
+        self.t += 1
+        estimate = self.estimate(g, 1 - self.t**self.tau)
+        u = g / estimate.clamp_min(self.eps1**2).sqrt()
+        size = max(self.eps2, float((self.p**2).mean().sqrt())) * min(self.lr, self.t**-0.5)
+        u = u / max(1.0, float((u**2).mean().sqrt()) / self.d)
+        self.p = self.p - self.lr * self.wd * self.p - size * u

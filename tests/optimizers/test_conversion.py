@@ -130,6 +130,10 @@ REST = [
     ("Adadelta", {}),
     ("RAdam", {}),
     ("RAdam", {"decoupled_weight_decay": True, "maximize": True}),
+    ("NAdam", {}),
+    ("NAdam", {"decoupled_weight_decay": True, "maximize": True}),
+    ("Adafactor", {}),
+    ("Adafactor", {"eps": (1e-3, 1e-2), "maximize": True}),
 ]
 HOW = [{}, {"foreach": True}, {"fused": True}]
 REST_AND_HOW = [
@@ -149,8 +153,9 @@ def test_torchs_others_go_on(name, flags, how):
     for optimizer in (original, ours):
         train(optimizer, 3, start=DONE)
     without_step = [[{n: v for n, v in s.items() if n != "step"} for s in tensors(o)[1]] for o in (ours, original)]
-    assert_same(*without_step, **CLOSE)
-    assert_same(tensors(ours)[0], tensors(original)[0], **CLOSE)
+    close = {"rtol": 1e-6, "atol": 1e-9} if name == "NAdam" else CLOSE  # it has a state in float32, in torch
+    assert_same(*without_step, **close)
+    assert_same(tensors(ours)[0], tensors(original)[0], **close)
 
 
 @pytest.mark.parametrize(("name", "flags", "how"), REST_AND_HOW)
@@ -160,7 +165,8 @@ def test_our_others_go_on_in_torch(name, flags, how):
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
     for optimizer in (ours, theirs):
         train(optimizer, 3, start=DONE)
-    assert_same(tensors(ours)[0], tensors(theirs)[0], **CLOSE)
+    close = {"rtol": 1e-6, "atol": 1e-9} if name == "NAdam" else CLOSE
+    assert_same(tensors(ours)[0], tensors(theirs)[0], **close)
 
 
 def test_a_momentum_buffer_of_none_has_not_begun():

@@ -18,6 +18,7 @@ DECOUPLED = {
     "AdamW": fusedadam.AdamW, "EmaAdamW": fusedadam.EmaAdamW, "Lion": fusedadam.Lion, "AdamP": fusedadam.AdamP,
     "AdEMAMix": fusedadam.AdEMAMix, "Adan": functools.partial(fusedadam.Adan, no_prox=True),
     "RAdam": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True),
+    "NAdam": functools.partial(fusedadam.NAdam, decoupled_weight_decay=True), "Adafactor": fusedadam.Adafactor,
 }  # fmt: skip
 WITHOUT = ("Adam", "SGD", "RMSprop", "RMSpropTF", "Adadelta", "Lamb", "BertAdam")
 PEAK, DECAY = 3e-2, 0.125
@@ -156,6 +157,8 @@ def test_an_l2_penalty_has_no_decay_of_its_own():
         fusedadam.EmaAdamW([param_of()], decoupled=False, peak_lr=PEAK)
     with pytest.raises(ValueError, match=says):
         fusedadam.RAdam([param_of()], peak_lr=PEAK)
+    with pytest.raises(ValueError, match=says):
+        fusedadam.NAdam([param_of()], peak_lr=PEAK)
     with pytest.raises(ValueError, match=says):
         FusedEmaAdamW([{"params": [param_of()], "peak_lr": PEAK}], adam_w_mode=False)
     optimizer = fusedadam.EmaAdamW([param_of()], peak_lr=PEAK)

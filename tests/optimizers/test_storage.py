@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from fusedadam import (
     SGD,
     Adadelta,
+    Adafactor,
     Adam,
     AdamP,
     AdamW,
@@ -20,6 +21,7 @@ from fusedadam import (
     EmaAdamW,
     Lamb,
     Lion,
+    NAdam,
     RAdam,
     RMSprop,
     RMSpropTF,
@@ -50,6 +52,8 @@ def stepped(make, dtype, shape=(64, 128)):
     ("cls", "options", "dtype", "expected"),
     [
         *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb, RAdam)),
+        (NAdam, {}, BF16, tuple(4 / 8192 + n for n in (12, 8, 5.0625))),  # and one number for the parameter
+        (Adafactor, {}, BF16, tuple((64 + 128) * 4 / 8192 + n for n in (4, 4, 3))),  # and one for each row and column
         (SGD, {}, BF16, (4, 4, 3)),
         (SGD, {"momentum": 0.9}, BF16, (8, 6, 4.03125)),
         *((cls, {}, BF16, (8, 6, 4.03125)) for cls in (RMSprop, RMSpropTF, Lion)),

@@ -204,12 +204,12 @@ def _slices(rows: int, width: int, height: int | None = None) -> Iterator[tuple[
     """Whole rows, or segments of one row. For sums by column of matrices of this height: whole matrices, or segments of
     one matrix."""
     step, end = max(1, SLICE // max(1, width)), rows
-    if height is not None:
+    if height:
         step = step // height * height if step >= height else max(1, step // COLUMN_SEGMENT) * COLUMN_SEGMENT
     row = 0
     while row < rows:
         end = min(row + step, rows)
-        if height is not None and step < height:  # not beyond this matrix
+        if height and step < height:  # not beyond this matrix
             end = min(end, row - row % height + height)
         for column in range(0, width, SLICE):
             yield slice(row, end), slice(column, min(column + SLICE, width))
@@ -276,6 +276,8 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
 
 def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table.sizes)):
+        if summation.over == "column" and not table.sizes[k]:
+            continue  # nothing here; what other processes have comes with the reduction
         if summation.over == "column":
             partial = _column_segments(table, k, summation).transpose(1, 2)
             result = sums.combine(partial, summation.largest)

@@ -40,6 +40,8 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
     "Lamb": {**ADAM, "eps": 1e-6},
     "RAdam": ADAM,
+    "NAdam": {**ADAM, "momentum_decay": 4e-3},
+    "Adafactor": {"lr": 1e-2, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 1e-2},
     "Adan": {**ADAM, "betas": (0.98, 0.92, 0.99)},
     "AdEMAMix": {**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 5.0},
     "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 1e-1},
@@ -135,6 +137,8 @@ PEERS: dict[str, list[Peer]] = {
         Peer("apex", _from("apex.optimizers", "FusedLAMB", max_grad_norm=0.0, use_nvlamb=True), "apex", gpu_only=True),
     ],
     "RAdam": _torchs("RAdam", "foreach"),
+    "NAdam": _torchs("NAdam", "foreach"),
+    "Adafactor": _torchs("Adafactor", "foreach"),
     "Adan": [
         Peer("adan", _from("adan", "Adan"), "adan"),
         Peer("timm", _from("timm.optim", "Adan"), "timm"),

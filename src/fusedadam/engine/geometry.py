@@ -49,11 +49,13 @@ class Geometry:
             # here, even without a gradient: other processes may wait for this one's part of a sum
             wholes = [p if member.whole is None else member.whole for p, member in zip(params, members, strict=True)]
             shapes = [local_shape(whole) for whole in wholes]
-            self.all_rows = np.array([math.prod(shape[:-1]) for shape in shapes], dtype=np.int64)
+            # a parameter without elements has no rows and columns to decide about: its states stay as they began
+            any_elements = np.array([whole.numel() > 0 for whole in wholes])
+            self.all_rows = any_elements * np.array([math.prod(shape[:-1]) for shape in shapes], dtype=np.int64)
             self.heights: Int64s = np.array([shape[-2] for shape in shapes], dtype=np.int64)
-            self.columns: Int64s = np.array([math.prod(shape[:-2]) * shape[-1] for shape in shapes], dtype=np.int64)
-            self.all_matrices: Int64s = np.array([math.prod(shape[:-2]) for shape in shapes], dtype=np.int64)
-            self.matrices: Int64s = self.rows // np.maximum(self.heights, 1)
+            columns = np.array([math.prod(shape[:-2]) * shape[-1] for shape in shapes], dtype=np.int64)
+            self.columns: Int64s = any_elements * columns
+            self.matrices: Int64s = any_elements * np.array([math.prod(shape[:-2]) for shape in shapes], dtype=np.int64)
             self.column_segments: Int64s = -(-self.heights // COLUMN_SEGMENT)  # how many segments a column has
         self.segments = {"element": self.rows * self.pieces, "row": -(-self.all_rows // SEGMENT["row"])}
 

@@ -144,6 +144,11 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
 
 def _check(participants: Sequence[Participant]) -> None:
     for p in participants:
+        if p.specialized.is_factored and p.param.dim() < 2:
+            raise ValueError(
+                f"a parameter has shape {tuple(p.param.shape)}, without rows and columns, for which the rule "
+                f"{p.specialized.rule.name} has values; compute them under `if matrix:`, or leave the parameter out"
+            )
         dtypes = checks.dtypes_like(p.param)
         checks.written("param", p.param, dtypes)
         if not p.is_absent:

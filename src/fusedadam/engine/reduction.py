@@ -198,11 +198,11 @@ def _factored(table: LaunchTable, sums: Sequence[Sum]) -> Iterator[tuple[Positio
         memory, counts, copies = buffers[buffer_of[summation.name]], table.counts(summation.space), None
         read = write = np.arange(counts.sum())
         if summation.over == "matrix":  # each row has it, and one of them is enough
-            per_member = zip(table.all_matrices.tolist(), table.heights.tolist(), strict=True)
+            per_member = zip(table.matrices.tolist(), table.heights.tolist(), strict=True)
             every = [np.repeat(np.arange(n), height) for n, height in per_member]
-            begins = np.cumsum(table.all_matrices) - table.all_matrices
+            begins = np.cumsum(table.matrices) - table.matrices
             copies = np.concatenate([begin + places for begin, places in zip(begins, every, strict=True)])
-            counts = table.all_matrices
+            counts = table.matrices
             first_rows = np.zeros(int(counts.sum()), dtype=np.int64)
             first_rows[copies[::-1]] = write[::-1]
             read = first_rows

@@ -1,7 +1,7 @@
 """The optimizers: one file each, with its rule, its scalars and its class, on a base that knows torch's contract.
 
-adamw.py, adamp.py, bert_adam.py, ema_adamw.py, sgd.py, rmsprop.py, adadelta.py, lamb.py, lion.py, radam.py, adan.py,
-ademamix.py, schedule_free.py
+adamw.py, adamp.py, bert_adam.py, ema_adamw.py, sgd.py, rmsprop.py, adadelta.py, lamb.py, lion.py, radam.py, nadam.py,
+adafactor.py, adan.py, ademamix.py, schedule_free.py
 decay.py           weight decay that does not depend on how large the learning rate is
 declarations.py    what a class declares: states, options, and flags that follow from options
 agreement.py       does a class agree with its rule?

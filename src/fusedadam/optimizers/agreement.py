@@ -163,6 +163,12 @@ def _check_states(cls: type[FusedOptimizer]) -> None:
             raise TypeError(
                 f"{cls.__name__}.states[{name!r}] has dtype_option={state.dtype_option!r}, which is not in options"
             )
+        by = cls.rule.spaces[name]
+        if by != "element" and state.initial == "param":
+            raise TypeError(
+                f"{cls.__name__}.states[{name!r}] begins as a copy of the parameter, and has one value for each {by}; "
+                "use another initial value, or annotate it as Value in the rule"
+            )
         others = {"maximum_of": state.maximum_of, "subtracted_from": state.subtracted_from}
         for what, other in others.items():
             if other is not None and other not in (*states, "grad"):

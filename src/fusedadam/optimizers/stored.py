@@ -106,11 +106,16 @@ def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
 
 
 def _check_shape(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
-    wanted = local(param).shape if by == "element" else shape_in(by, local_shape(param))
-    if value.shape != wanted:
-        fits = "they must be equal" if by == "element" else f"with one value for each {by} it must be {tuple(wanted)}"
+    here = local(param).shape
+    if by == "element" and value.shape != here:
         raise RuntimeError(
-            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(local(param).shape)}; {fits}"
+            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(here)}; they must be equal"
+        )
+    wanted = here if by == "element" else shape_in(by, local_shape(param))
+    if value.shape != wanted:
+        raise RuntimeError(
+            f"state {name!r} has shape {tuple(value.shape)}, but with one value for each {by} of its param it must "
+            f"have {tuple(wanted)}"
         )
 
 

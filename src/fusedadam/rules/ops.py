@@ -155,10 +155,13 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def sum_last(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension: one value for each row of a matrix, as a ``RowValue`` has."""
     return x.sum(dim=-1, keepdim=True)
 
 
 def sum_second_last(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the second-to-last dimension: one value for each column of a matrix, as a ``ColumnValue`` has. Of a
+    value by row, it is the sum over the rows of each matrix."""
     return x.sum(dim=-2, keepdim=True)
 
 

@@ -12,7 +12,6 @@ import ast
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from fusedadam.rules.lowering import RESERVED, Lowering, SumCall
 from fusedadam.rules.ops import FACTORED, SUMS, largest, row_sum
@@ -191,25 +190,27 @@ class _Placer:
         if _joined([space, wanted]) != wanted:
             self.source.fail(
                 self.source.tree,
-                f"`{role}` has one value for each {wanted}, and is assigned one for each {space}; sum it first",
+                f"the state `{role}` has one value for each {wanted}, and is assigned one for each {space}; sum it "
+                "first",
             )
 
     def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
-        over = SUMS[written.op]
+        over, code, fail = SUMS[written.op], ast.unparse(written.node), written.source.fail
         if over == "column" and placed.space == "row":
             over = "matrix"
         elif placed.space == "column":
-            self.fail_at(written, "a value by column cannot be summed; sum the elements that it is made of")
+            fail(written.node, f"`{code}`: a value by column cannot be summed; sum the elements that it is made of")
         if written.op is row_sum and self.is_factored:
-            self.fail_at(written, "row_sum is over all dimensions but the first, and does not go with sum_last")
+            fail(
+                written.node,
+                f"`{code}`: row_sum is over all dimensions but the first, and cannot be used in a rule with values by "
+                "row and column; use sum_last",
+            )
         if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
-            self.fail_at(written, f"there is nothing to sum, it has one value for each {over}")
+            fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
         if over in ("group", "all") and placed.space != "tensor":
             term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
         return self.sum_over(over, name, term, placed, written.op is largest)
-
-    def fail_at(self, written: SumCall, why: str) -> NoReturn:
-        written.source.fail(written.node, f"`{ast.unparse(written.node)}`: {why}")
 
     def sum_over(
         self, over: str, name: str, term: ast.expr, placed: Placed, is_largest: bool

@@ -75,10 +75,10 @@ Flag: TypeAlias = bool
 # Scalars and flags that come from the parameter itself, not from its group.
 PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
     "row_length": lambda param: _real_numbers(param) / max(1, param.shape[0] if param.dim() else 1),
-    "numel": lambda param: _real_numbers(param),
+    "numel": lambda param: max(1, _real_numbers(param)),
     "dtype_eps": lambda param: torch.finfo(param.dtype).eps,
-    "last_length": lambda param: param.shape[-1] if param.dim() else 1,
-    "second_last_length": lambda param: param.shape[-2] if param.dim() > 1 else 1,
+    "last_length": lambda param: max(1, param.shape[-1]) if param.dim() else 1,
+    "second_last_length": lambda param: max(1, param.shape[-2]) if param.dim() > 1 else 1,
 }
 PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``

@@ -8,7 +8,7 @@ what a kernel computes:
 - a comparison as a number: as a scalar, or as an argument of an op other than ``where``;
 - constants that are not numbers, such as arrays.
 
-All of the optimizers here become lists.
+All of the optimizers here become lists but Adafactor, whose second moment decays by a power of the step.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_every_value_of_every_flag_and_every_dtype_is_tried(optimizer):
 
 def test_everything_is_every_combination():
     found = chosen([*OPTIMIZERS], everything=True)
-    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 + 8 + 4 + 4 + 4)
+    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 * 4 + 4 + 4 + 4)
 
 
 def test_gradients_come_scaled_where_a_scaler_is_used():
@@ -57,7 +57,8 @@ def test_formats_are_tried_on_tensors_that_have_blocks_and_on_others(optimizer):
     assert case.title.endswith("storage='8bit'), parameters in bfloat16")
     step, *_ = steps.take(case, EAGER, 0)
     coded = [any(name.endswith("_codes") for name in own) for own in step.after]
-    assert (sum(coded), len(coded)) == (2, len(steps.LAYOUTS))
+    # Adafactor's states of matrices are by row and column, and too few to be coded
+    assert (sum(coded), len(coded)) == (0 if optimizer == "Adafactor" else 2, len(steps.LAYOUTS))
     for own, values in zip(step.after, step.values, strict=True):
         slow = {"exp_avg_slow"}  # has 16 bits where others have 8
         assert {value.dtype for name, value in values.items() if name not in slow} == {F32}

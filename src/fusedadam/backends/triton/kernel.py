@@ -387,7 +387,8 @@ class _Writer:
             return f"{lanes} = maximum({lanes}, {term})" if largest else f"{lanes} = {lanes} + {term}"
 
         def lanes(term: str) -> str:
-            return f"tl.reshape({term}, (ROWS, LANES))" if self.memory.by_block else term
+            rows = 1 if self.stage.by_columns else "ROWS"
+            return f"tl.reshape({term}, ({rows}, LANES))" if self.memory.by_block else term
 
         return [joined(f"_lanes_{s.name}", lanes(f"_term_{s.name}"), s.largest) for s in self.stage.sums]
 

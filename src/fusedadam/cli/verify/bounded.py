@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fusedadam.cli.verify.judge import F64, ulp
 from fusedadam.rules import ops
-from fusedadam.rules.sums import LANES, SEGMENT
+from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 
 # Additions on the way of a term into its sum: along a lane, and in pairs of lanes. Everything above is in float64.
 ADDITIONS = SEGMENT["element"] // LANES + LANES.bit_length()
@@ -185,6 +185,14 @@ def row_sum(x: Bounded) -> Bounded:
     return _added(x, ops.row_sum)
 
 
+def sum_last(x: Bounded) -> Bounded:
+    return _added(x, ops.sum_last)
+
+
+def sum_second_last(x: Bounded) -> Bounded:
+    return _added(x, ops.sum_second_last, COLUMN_SEGMENT)  # one after the other
+
+
 def tensor_sum(x: Bounded) -> Bounded:
     return _added(x, ops.tensor_sum)
 
@@ -193,9 +201,9 @@ def largest(x: Bounded) -> Bounded:
     return x.run.unrounded(ops.largest(x.value), ops.largest(x.error))
 
 
-def _added(x: Bounded, add: Callable[[Tensor], Tensor]) -> Bounded:
+def _added(x: Bounded, add: Callable[[Tensor], Tensor], additions: int = ADDITIONS) -> Bounded:
     # each addition rounds a sum of some of the terms, which is at most that of their sizes
-    each = ADDITIONS * torch.finfo(x.run.dtype).eps * add(x.value.abs() + x.error)
+    each = additions * torch.finfo(x.run.dtype).eps * add(x.value.abs() + x.error)
     return x.run.unrounded(add(x.value), add(x.error) + each)
 
 
@@ -211,5 +219,5 @@ def _pair(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
 MEANING: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.sqrt: sqrt, ops.abs: absolute, ops.where: where, ops.power: power,
     ops.maximum: _selected(torch.maximum), ops.minimum: _selected(torch.minimum),
-    ops.row_sum: row_sum, ops.tensor_sum: tensor_sum,
+    ops.row_sum: row_sum, ops.tensor_sum: tensor_sum, ops.sum_last: sum_last, ops.sum_second_last: sum_second_last,
 }  # fmt: skip

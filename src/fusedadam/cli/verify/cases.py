@@ -44,6 +44,10 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "RAdam": {
         "decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
     },
+    "NAdam": {
+        "decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)
+    },
+    "Adafactor": {"eps": (None, 1e-3), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Adan": {"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "AdEMAMix": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
     "Lion": {"maximize": (False, True), "max_grad_norm": (None, OF_ALL)},
@@ -101,6 +105,14 @@ BY_HAND: dict[str, list[tuple[Any, ...]]] = {
         (False, False, None, (F32, F32)), (False, False, None, (BF16, BF16)), (True, False, None, (F64, F64)),
         (True, False, None, (BF16, F32)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
     ],
+    "NAdam": [
+        (False, False, None, (F32, F32)), (False, False, None, (BF16, BF16)), (True, False, None, (F64, F64)),
+        (True, False, None, (BF16, F32)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
+    ],
+    "Adafactor": [
+        (None, False, None, (F32, F32)), (None, False, None, (BF16, F32)), (None, False, None, (F64, F64)),
+        (1e-3, True, OF_ALL, (F16, F16)), (1e-3, True, OF_ALL, (BF16, BF16)), (1e-3, True, OF_ALL, (F32, BF16)),
+    ],
     "Adan": [
         (False, False, None, (F32, F32)), (False, False, None, (BF16, F32)), (True, False, None, (F64, F64)),
         (True, False, None, (BF16, BF16)), (True, True, OF_ALL, (F16, F16)), (True, True, OF_ALL, (F32, BF16)),
@@ -131,6 +143,8 @@ STORED: dict[str, list[tuple[Any, ...]]] = {
     "Adadelta": [(False, None, preset) for preset in PRESETS],
     "Lamb": [(None, False, False, preset) for preset in ("exact", "8bit")],
     "RAdam": [(False, False, None, preset) for preset in PRESETS],
+    "NAdam": [(False, False, None, preset) for preset in PRESETS],
+    "Adafactor": [(None, False, None, preset) for preset in ("exact", "8bit")],
     "Adan": [(False, False, None, preset) for preset in PRESETS],
     "AdEMAMix": [(False, None, preset) for preset in PRESETS],
     "Lion": [(False, None, preset) for preset in PRESETS],
@@ -142,6 +156,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "RMSprop": ({"alpha": 0.96875}, {"alpha": 0.875}),
     "RMSpropTF": ({"alpha": 0.96875}, {"alpha": 0.875, "lr_in_momentum": False}),
     "Adadelta": ({"rho": 0.875}, {"rho": 0.75}),
+    "Adafactor": ({"beta2_decay": -0.5}, {"d": 2.0}),
     # exact powers: the sign of what cancels must not depend on rounding
     "Lion": ({"betas": (0.875, 0.96875)}, {"betas": (0.5, 0.75)}),
 }
@@ -194,6 +209,8 @@ class Case:
             clip = options.pop("clip", None)
             options["max_grad_norm"] = OF_ALL if clip == "max_grad_norm" else None
             options["use_global_grad_norm"] = clip == "global"
+        if self.optimizer == "Adafactor" and "eps" in options:
+            options["eps"] = (options["eps"], 1e-3)
         if self.optimizer == "SGD" and "momentum" in options:
             options |= {"nesterov": options["momentum"] == "nesterov", "momentum": 0.9}
         return options if self.storage is None else {**options, "storage": self.storage}

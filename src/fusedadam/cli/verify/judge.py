@@ -144,6 +144,8 @@ def _size(role: str, member: Member, expected: Tensor, terms: Roles) -> Tensor:
     """The numbers whose ulps count: errors of a sum scale with its terms."""
     size = torch.maximum(member.before[role].double().abs(), expected.abs())
     param = member.before["param"].double().abs()
+    if expected.shape != param.shape:  # it has one value for the whole parameter
+        return size
     if role in ("param", "ema_params"):
         return torch.maximum(torch.maximum(size, param), 2 * terms["param"])
     if role in (

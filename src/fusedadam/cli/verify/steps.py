@@ -146,9 +146,10 @@ def _with_other_strides(grad: Tensor, k: int) -> Tensor:
 
 def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
     options = optimizer.param_groups[group]
+    states = optimizer.specialized(options, param).states
     if options.get("storage") is not None:
         param, options = param.detach().float(), {}
-    return dict(_stored(param, {name: state.new(param, options) for name, state in optimizer.states.items()}))
+    return dict(_stored(param, {name: optimizer.states[name].new(param, options) for name in states}))
 
 
 def _values(optimizer: Any, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
