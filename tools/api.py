@@ -26,6 +26,9 @@ CHECKS = (checks.number, checks.finite, checks.fraction, checks.boolean, checks.
 SAYS = {
     "FusedOptimizer": "The base class of every optimizer; a subclass declares its rule, states and options.",
     "Value": "Annotates a role of a rule: `param`, `grad`, or a state. The code reads as for one element.",
+    "RowValue": "Annotates a state that leaves out the parameter's last dimension: one value for each row of a matrix.",
+    "ColumnValue": "Annotates a state that leaves out the second-to-last dimension: one value for each column.",
+    "TensorValue": "Annotates a state with one value for each parameter.",
     "Scalar": "Annotates a number that is the same for all elements of a parameter; the rule's scalars compute it.",
     "Flag": "Annotates a choice that is made when the kernel is compiled; `if` asks it.",
     "Values": "Annotates what a rule returns: the roles to store.",
@@ -42,6 +45,7 @@ DECLARED = {
     "derived": "flags and hyper-parameters that are computed from a group's options",
     "fixed": "flags with the same value in every group",
     "also_called": "another package's name of a state, and ours, so that its state dicts load",
+    "takes_complex": "whether it takes complex parameters, whose parts it updates as two real numbers",
     "step_if_uncounted": "the step of a loaded state that has none; None refuses it",
 }
 # Public in Python's sense, but called by the engine or by torch alone
