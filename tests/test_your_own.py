@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam import OPTIONS, FusedOptimizer, Scalar, State, Value, Values, rule
+from fusedadam.ops import where
 from tests.support import BF16, F32, F64, PLACES
 
 PAGE = Path(__file__).parents[1] / "docs/rules.md"
@@ -109,3 +111,40 @@ def test_what_it_reports():
     assert optimizer.report("grad_norm") == {}  # nothing is clipped
     with pytest.raises(ValueError, match="'norm' is not reported by Lamb; its rule reports 'grad_norm', 'trust_ratio'"):
         optimizer.report("norm")
+
+
+def first_gradient_scalars(step, lr):
+    return {"lr": lr, "is_first": where(step > 1, 0.0, 1.0)}
+
+
+@rule(scalars=first_gradient_scalars)
+def first_gradient(param: Value, grad: Value, average: Value, *, lr: Scalar, is_first: Scalar) -> Values:
+    average = where(is_first > 0, grad, 0.875 * average + 0.125 * grad)
+    param = param - lr * average
+    return param, average
+
+
+class FirstGradient(FusedOptimizer):
+    rule = first_gradient
+    states = {"average": State()}
+    options = OPTIONS
+
+    def __init__(self, params, lr=0.5, **common):
+        super().__init__(params, lr=lr, **common)
+
+
+@pytest.mark.parametrize("backend", ["numba", "eager"])
+def test_a_state_that_begins_as_the_first_gradient_that_is_used(backend):
+    """Not as the gradient of a step that is skipped, nor as what a state dict has from before the first step."""
+    param = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer = FirstGradient([param], backend=backend)
+    optimizer.grad_scale, optimizer.found_inf = torch.full((1,), 4.0), torch.ones(1)
+    param.grad = torch.full((4, 3), torch.inf)
+    optimizer.step()
+    again = FirstGradient([param], backend=backend)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for value, expected in ((8.0, 2.0), (16.0, 0.875 * 2 + 0.125 * 4)):
+        again.grad_scale, again.found_inf = torch.full((1,), 4.0), torch.zeros(1)
+        param.grad = torch.full((4, 3), value)
+        again.step()
+        assert torch.equal(again.state[param]["average"], torch.full((4, 3), expected))

@@ -27,6 +27,7 @@ OPTIMIZERS = (
     "BertAdam parameter",
     "BertAdam group",
     "Adan",
+    "NAdam",
     "Lion clipped",
 )
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -88,9 +89,11 @@ def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list
         assert opt.state[p]["step"] == STEPS
         for name in ("param", *(state for state in single.state[q] if state != "step")):
             result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
-            expected_part = expected_here(whole, p)
+            expected_part = expected_here(whole, result)
             largest = torch.stack([expected_here(g.double().abs(), p) for g in seen[k :: len(params)]]).amax(0)
-            assert_close(f"{name} of {k}", here(result), expected_part, size_of(name, expected_part, largest), F32)
+            is_smaller = result.shape != p.shape
+            size = expected_part.double().abs() if is_smaller else size_of(name, expected_part, largest)
+            assert_close(f"{name} of {k}", here(result), expected_part, size, F32)
     # and all together again: what was missing begins now
     for p, value in zip(params, start, strict=True):
         p.grad = divided_like(value, p)
@@ -109,6 +112,42 @@ def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list
 def test_gradients_that_are_missing_on_some(three, missing, placement, optimizer):
     said = three.run(train, optimizer, placement, missing)
     assert said[0] == said[1] == said[2], "ranks differ in norms or projections"
+
+
+def train_factored(placement: Any, missing: dict[int, list[int]]) -> None:
+    """States by row and column: beside one process whose gradients are zero where they are missing here. eps[1] stands
+    in for the size of the parameter, of which a process without a gradient sends nothing."""
+    mesh, rank = mesh_of(3), dist.get_rank()
+    start = [v.float() for v in values(SHAPES)]
+    alone = [torch.nn.Parameter(v.clone()) for v in start]
+    params = [parameter(v, mesh, placement) for v in start]
+    opt, single = (fusedadam.Adafactor(own, lr=1e-2, eps=(1e-3, 1e3)) for own in (params, alone))
+    generator = torch.Generator().manual_seed(3)
+    for step in range(STEPS):
+        for k, (p, q) in enumerate(zip(params, alone, strict=True)):
+            silent = [r for r, own in missing.items() if k in own]
+            grad = with_holes(q.detach(), "all well above", step, generator, p.placements[0].dim, silent)
+            q.grad = grad if len(silent) < 3 else None
+            p.grad = None if rank in silent else divided_like(grad, p)
+        opt.step()
+        single.step()
+    for k, (p, q) in enumerate(zip(params, alone, strict=True)):
+        if k in missing.get(rank, ()):
+            assert torch.equal(here(p), expected_here(start[k], p)), k
+            assert not opt.state.get(p), k
+            continue
+        torch.testing.assert_close(here(p), expected_here(q.detach(), p), rtol=1e-4, atol=1e-4)
+    for p, value in zip(params, start, strict=True):  # and all together again: what was missing begins now
+        p.grad = divided_like(value, p)
+    opt.step()
+    states = [state for p in params for name, state in opt.state[p].items() if name != "step"]
+    assert all(here(each).isfinite().all() for each in (*params, *states))
+
+
+@pytest.mark.parametrize("placement", [S0, S1], ids=str)
+@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
+def test_factored_states_without_gradients_on_some(three, missing, placement):
+    three.run(train_factored, placement, missing)
 
 
 def clip(placement: Any, missing: dict[int, list[int]], order: float) -> float:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 import fusedadam
 from fusedadam import compat
 from fusedadam.optimizers.stored import for_state_dict
+from fusedadam.tensors.factored import placements_in, shape_in
 from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
 from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
@@ -39,11 +40,11 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 BEYOND_ADAM: dict[str, Callable[..., Any]] = {
     "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, weight_decay=0.1),
     "NAdam": functools.partial(fusedadam.NAdam, lr=1e-2, weight_decay=0.1),
-    "Adafactor": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1),
     "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
     "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1),
     "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
 }
+SMALLER = {"mu_product": "tensor", "row_var": "row", "col_var": "column"}  # states that leave out dimensions
 STORAGES = ("exact", "16bit", "8bit")
 SHAPES = {
     "matrix": (64, 128),
@@ -107,10 +108,12 @@ def assert_lies_like(param: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         if name != "step":
             assert isinstance(value, DTensor) == isinstance(param, DTensor), name
+            by = SMALLER.get(name, "element")
             if isinstance(value, DTensor):
-                assert (value.device_mesh, value.placements) == (param.device_mesh, param.placements), name
+                placements = param.placements if by == "element" else tuple(placements_in(by, param))
+                assert (value.device_mesh, value.placements) == (param.device_mesh, placements), name
             last = param.shape[-1] // 32 if name.endswith("_exponents") else param.shape[-1]
-            assert value.shape == (*param.shape[:-1], last), name
+            assert value.shape == ((*param.shape[:-1], last) if by == "element" else shape_in(by, param.shape)), name
 
 
 # --- ways of sharding -------------------------------------------------------------------------------------------------
@@ -211,6 +214,28 @@ def test_same_bits_on_the_eager_backend(layout, optimizer, storage, request):
 )
 def test_same_bits_beyond_adam(layout, optimizer, storage, request):
     world_of(layout, request).run(follow, layout, optimizer, storage, "eager")
+
+
+def follow_factored(layout: str, storage: str) -> None:
+    """States by row and column have the same bits, since sums of squared gradients are exact. The update is divided by
+    its own size, a sum that rounds differently."""
+    params, alone = LAYOUTS[layout][1](start()), [torch.nn.Parameter(value) for value in start()]
+    made = [fusedadam.Adafactor(own, lr=1e-2, storage=storage, backend="eager") for own in (params, alone)]
+    for opt, own in zip(made, (params, alone), strict=True):
+        go(opt, own, range(STEPS))
+    for p, q in zip(params, alone, strict=True):
+        assert_lies_like(p, made[0].state[p])
+        mine, theirs = kept(made[0], p), kept(made[1], q)
+        assert list(mine) == list(theirs)
+        for name in mine.keys() & {"row_var", "col_var"}:
+            assert mine[name].dtype == torch.float32
+            assert torch.equal(mine[name], theirs[name]), f"{name} of {tuple(q.shape)}"
+        torch.testing.assert_close(mine["param"], theirs["param"], rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize(("layout", "storage"), list(zip(LAYOUTS, itertools.cycle(STORAGES), strict=False)))
+def test_states_by_row_and_column_of_weights_in_storage_formats(layout, storage, request):
+    world_of(layout, request).run(follow_factored, layout, storage)
 
 
 @pytest.mark.parametrize("storage", ["16bit", "8bit"])
