@@ -27,11 +27,11 @@ def theirs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     package = tmp_path / "theirs"
     package.mkdir()
-    (package / "rules.py").write_text(blocks[0], encoding="utf-8")
-    (package / "__init__.py").write_text("from theirs.rules import *\n\n\n" + blocks[1], encoding="utf-8")
+    (package / "optim.py").write_text(blocks[0], encoding="utf-8")
+    (package / "__init__.py").write_text("from theirs.optim import AdaBelief as AdaBelief\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("theirs").AdaBelief
-    for name in ("theirs", "theirs.rules"):
+    for name in ("theirs", "theirs.optim"):
         sys.modules.pop(name, None)
 
 

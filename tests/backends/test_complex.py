@@ -37,7 +37,7 @@ def train(optimizer, lay, as_real, steps=3):
         param.grad = torch.view_as_real(grad) if as_real else lay(grad)
         optimizer.step()
     tensors = [param.detach(), *states_of(optimizer, param)]
-    return tensors if as_real else [torch.view_as_real(tensor) for tensor in tensors]
+    return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
 
 
 def bits(tensor):

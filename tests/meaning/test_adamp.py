@@ -108,7 +108,7 @@ def train_ours(dtype, flags, place):
             p.grad = None if grad is None else lay(grad.to(device, copy=True))
         optimizer.step()
         made = optimizer.projections()
-        assert dict(zip(PARAMS, [made[p] for p in params], strict=True)) == dict(
+        assert dict(zip(PARAMS, [made.get(p, "none") for p in params], strict=True)) == dict(
             zip(PARAMS, decided[step], strict=True)
         ), f"step {step}"
     return [(p, optimizer.state[p]) for p in params]
@@ -307,7 +307,7 @@ def test_each_group_has_its_own_options(place):
             by_hand.step(grad)
         optimizer.step()
         made = optimizer.projections()
-        assert [made[p] for p in params] == [by_hand.projection for by_hand in by_hands]
+        assert [made.get(p, "none") for p in params] == [by_hand.projection for by_hand in by_hands]
     for p, by_hand in zip(params, by_hands, strict=True):
         torch.testing.assert_close(p.detach().cpu(), by_hand.p, rtol=1e-12, atol=1e-14)
 
