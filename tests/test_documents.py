@@ -16,6 +16,7 @@ from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import (
     adadelta,
+    adafactor,
     adamp,
     adamw,
     adan,
@@ -24,6 +25,7 @@ from fusedadam.optimizers import (
     ema_adamw,
     lamb,
     lion,
+    nadam,
     radam,
     rmsprop,
     sgd,
@@ -82,8 +84,34 @@ def test_no_block_is_left_out():
         assert name.rpartition("/")[2] in (ROOT / test).read_text(encoding="utf-8")
 
 
-DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
-DOCUMENTED += [grouping, adan, ademamix, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
+DOCUMENTED = [
+    adadelta,
+    adafactor,
+    adamp,
+    adamw,
+    bert_adam,
+    clipping,
+    ema_adamw,
+    functional,
+    in_backward,
+    lamb,
+    rmsprop,
+    schedules,
+]
+DOCUMENTED += [
+    grouping,
+    adan,
+    ademamix,
+    lion,
+    nadam,
+    radam,
+    sgd,
+    aclnn,
+    apply_adam,
+    ascend_optimizers,
+    mindspeed,
+    operators,
+]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)
