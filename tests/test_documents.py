@@ -21,6 +21,7 @@ from fusedadam.ascend import aclnn, apply_adam, mindspeed, operators
 from fusedadam.ascend import optimizers as ascend_optimizers
 from fusedadam.optimizers import (
     adadelta,
+    adafactor,
     adamp,
     adamw,
     adan,
@@ -29,6 +30,7 @@ from fusedadam.optimizers import (
     ema_adamw,
     lamb,
     lion,
+    nadam,
     radam,
     rmsprop,
     sgd,
@@ -144,8 +146,34 @@ def test_no_block_is_left_out():
     assert len(on_gpu) <= 2, "most blocks must run on any machine"
 
 
-DOCUMENTED = [adadelta, adamp, adamw, bert_adam, clipping, ema_adamw, functional, in_backward, lamb, rmsprop, schedules]
-DOCUMENTED += [grouping, adan, ademamix, lion, radam, sgd, aclnn, apply_adam, ascend_optimizers, mindspeed, operators]
+DOCUMENTED = [
+    adadelta,
+    adafactor,
+    adamp,
+    adamw,
+    bert_adam,
+    clipping,
+    ema_adamw,
+    functional,
+    in_backward,
+    lamb,
+    rmsprop,
+    schedules,
+]
+DOCUMENTED += [
+    grouping,
+    adan,
+    ademamix,
+    lion,
+    nadam,
+    radam,
+    sgd,
+    aclnn,
+    apply_adam,
+    ascend_optimizers,
+    mindspeed,
+    operators,
+]
 
 
 @pytest.mark.parametrize("module", DOCUMENTED, ids=lambda m: m.__name__)

@@ -25,6 +25,8 @@ OTHERS: dict[str, Any] = {
     "RMSprop": torch.optim.RMSprop,
     "Adadelta": torch.optim.Adadelta,
     "RAdam": torch.optim.RAdam,
+    "NAdam": torch.optim.NAdam,
+    "Adafactor": torch.optim.Adafactor,
 }
 
 

@@ -160,6 +160,20 @@ FAMILIES = [
         refused=ADAM_REFUSED,
     ),
     Family(
+        "NAdam",
+        compiled=[{}, {"decoupled_weight_decay": True, "maximize": True, "max_grad_norm": 0.5}],
+        flags={"decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*ADAM_CHANGES, ("momentum_decay", 0.0), ("momentum_decay", 0.5)],
+        refused=[*ADAM_REFUSED, ("momentum_decay", -0.1)],
+    ),
+    Family(
+        "Adafactor",
+        compiled=[{}, {"eps": (1e-3, 1e-2), "maximize": True, "max_grad_norm": 0.5}],
+        flags={"eps": ((None, 1e-3), (1e-3, 1e-2)), "maximize": (False, True), "max_grad_norm": CLIP},
+        changes=[*CHANGES, ("beta2_decay", -0.5), ("beta2_decay", 0.0), ("d", 2.0)],
+        refused=[*REFUSED, ("beta2_decay", 0.1), ("d", 0.5), ("eps", 1e-3), ("eps", (None, None)), ("eps", (NAN, 0))],
+    ),
+    Family(
         "Adan",
         compiled=[{}, {"no_prox": True, "maximize": True, "max_grad_norm": 0.5}],
         flags={"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},

@@ -11,7 +11,9 @@ from tests.fuzz.tensors import DTYPES, LAYOUTS, laid_out, plain
 
 a_layout = st.sampled_from(LAYOUTS)
 SIGNED = ("exp_avg", "ema_params", "momentum_buffer")
-a_state = st.sampled_from([*SIGNED, "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta"])
+a_state = st.sampled_from(
+    [*SIGNED, "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "variance", "row_var", "col_var"]
+)
 has_states = precondition(lambda self: any(kept.states for kept in self.kept))
 
 
@@ -59,7 +61,7 @@ class Parameters(Program):
     def replace_state(self, param: int, name: str, layout: str) -> None:
         kept = self.kept[param]
         if name in kept.states:
-            new = self.new_values(param, kept.states[name].dtype)
+            new = self.new_values_like(kept.states[name])
             kept.states[name] = new if name in SIGNED else new.abs()
             self.optimizer.state[self.params[param]][name] = laid_out(kept.states[name], layout)
 

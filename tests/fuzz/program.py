@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
+from fusedadam.tensors.factored import shape_in
 from tests.fuzz.judge import compare
 from tests.fuzz.options import Family, Group, groups, lr_of
-from tests.fuzz.reference import STATES, Member, expected_step, states_of
+from tests.fuzz.reference import SMALLER, STATES, Member, expected_step, states_of
 from tests.fuzz.tensors import DTYPES, GRADIENT_LAYOUTS, VIEWS, gradient, is_expanded, laid_out, plain, values
 
 START = {"lr": 0.05, "weight_decay": 0.1}
@@ -198,10 +199,14 @@ class Program(RuleBasedStateMachine):
     def _begin_states(self, kept: Kept) -> None:
         options = self.options[kept.group]
         kept.step = kept.step or 0
-        for name in states_of(self.family.name, options):
+        for name in states_of(self.family.name, options, kept.value):
             if name not in kept.states:
                 dtype = options["ema_dtype" if name == "ema_params" else "state_dtype"] or kept.value.dtype
                 begin = kept.value if name == "ema_params" else torch.zeros_like(kept.value)
+                if name in SMALLER:
+                    begin = begin.new_zeros(shape_in(SMALLER[name], kept.value.shape))
+                if name == "mu_product":
+                    begin, dtype = begin + 1, torch.promote_types(dtype, torch.float32)
                 kept.states[name] = begin.to(dtype, copy=True)
 
     def _member(self, kept: Kept, scale: float) -> Member:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fusedadam.tensors.formats import compute_dtype
 from tests.fuzz.judge import Expected, coarsest
 from tests.meaning.by_hand import (
+    AdafactorByHand,
     AdamPByHand,
     AdanByHand,
     AdEMAMixByHand,
@@ -39,6 +40,8 @@ STATES = {
     "Adadelta": ("square_avg", "acc_delta"),
     "Lion": ("exp_avg",),
     "RAdam": ("exp_avg", "exp_avg_sq"),
+    "NAdam": ("exp_avg", "exp_avg_sq", "mu_product"),
+    "Adafactor": ("variance",),
     "Adan": ("exp_avg", "exp_avg_sq", "exp_avg_diff", "neg_pre_grad"),
     "AdEMAMix": ("exp_avg_fast", "exp_avg_slow", "exp_avg_sq"),
 }
@@ -47,12 +50,18 @@ TORCHS = {  # the options of torch's own
     "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum"),
     "Adadelta": ("lr", "rho", "eps", "weight_decay"),
     "RAdam": ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
+    "NAdam": ("lr", "betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay"),
+    "Adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay"),
 }
+SMALLER = {"row_var": "row", "col_var": "column", "mu_product": "tensor"}  # states that leave out dimensions
+L2 = {*TORCHS} - {"Adafactor"}  # whose weight decay is a penalty, unless an option says otherwise
 AVERAGES = ("exp_avg", "exp_avg_fast", "exp_avg_slow", "neg_pre_grad")  # as large as gradients
 
 
-def states_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The states that an optimizer keeps under these options."""
+def states_of(name: str, options: Mapping[str, Any], param: Tensor) -> tuple[str, ...]:
+    """The states that an optimizer keeps for a parameter under these options."""
+    if name == "Adafactor" and param.dim() > 1:
+        return ("row_var", "col_var")
     more = {"max_exp_avg_sq": options.get("amsgrad"), "momentum_buffer": options.get("momentum")}
     return STATES[name] + tuple(state for state, is_on in more.items() if is_on)
 
@@ -75,7 +84,8 @@ def expected_step(name: str, members: Sequence[Member], after: Sequence[States])
     step = STEPS[name]
     results = []
     for original, member, stored in zip(members, clipped(members), after, strict=True):
-        new = step(member, stored) if member.param.numel() else _roles(member)
+        # a parameter without elements stays as it is, and so do its states, but for what is counted with the steps
+        new = step(member, stored) if member.param.numel() or name == "NAdam" else _roles(member)
         compute = coarsest(m.dtype for m in members if m is original or m.norm_of == member.norm_of is not None)
         results.append({role: Expected(v, _size(name, member, role, v), compute) for role, v in new.items()})
     return results
@@ -102,16 +112,21 @@ def _size(name: str, member: Member, role: str, value: Tensor) -> Tensor:
     if not value.numel():
         return value
     param, decay = member.param.abs(), member.options["weight_decay"]
-    is_decoupled = member.options.get("decoupled", member.options.get("decoupled_weight_decay", name not in TORCHS))
+    is_decoupled = member.options.get("decoupled", member.options.get("decoupled_weight_decay", name not in L2))
     penalty = name == "Adam" or not is_decoupled
     grad = member.grad.abs() + (decay * param if penalty else 0.0)
     size = torch.maximum(_roles(member)[role].abs(), value.abs())
+    if role in SMALLER:
+        return size
     if name == "Adan" and role in ("param", "exp_avg_sq", "exp_avg_diff"):
         return torch.maximum(size, _adan_sizes(member)[role])
-    if role in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
+    if role in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "variance"):
         return torch.maximum(size, grad * grad)
     if role in AVERAGES:
         return torch.maximum(size, grad)
+    if name == "Adafactor":  # relative to the size of the parameter, so not as if that were 0
+        update = (value - (1 - float(member.options["lr"]) * decay) * member.param).abs()
+        return torch.maximum(torch.maximum(size, param), 2 * update)
     # how large the update would be if first moment and gradient did not cancel
     states = {name: value.abs() if name != "ema_params" else value for name, value in member.states.items()}
     alone = replace(
@@ -181,6 +196,8 @@ def _torch_step_of(name: str, member: Member, _: States) -> dict[str, Tensor]:
     optimizer = getattr(torch.optim, name)([param], foreach=False)
     group = optimizer.param_groups[0]
     group.update({option: member.options[option] for option in TORCHS[name]})  # torch checks them only when it is made
+    if name == "Adafactor" and member.options["eps"][0] is None:  # that of the stored dtype, not of float64
+        group["eps"] = (torch.finfo(member.dtype).eps, member.options["eps"][1])
     if (
         name == "SGD" and member.done == 0
     ):  # dampened from the second step on; its buffer is zeros, unless someone set it
@@ -190,6 +207,20 @@ def _torch_step_of(name: str, member: Member, _: States) -> dict[str, Tensor]:
     param.grad = member.grad.clone()
     optimizer.step()
     return {"param": param.detach(), **{state: optimizer.state[param][state] for state in member.states}}
+
+
+def _adafactor_step(member: Member, stored: States) -> dict[str, Tensor]:
+    """torch's; by hand where the second moment of a vector is stored in fewer bits than the step calculates with."""
+    compute, variance = torch.finfo(compute_dtype(member.dtype)).eps, stored.get("variance")
+    if variance is None or torch.finfo(variance.dtype).eps <= compute:
+        return _torch_step_of("Adafactor", member, stored)
+    eps1, eps2 = member.options["eps"]
+    options = {name: member.options[name] for name in ("lr", "beta2_decay", "d", "weight_decay")}
+    options["eps"] = (torch.finfo(member.dtype).eps if eps1 is None else eps1, eps2)
+    rule = AdafactorByHand(member.param, **options)
+    rule.v, rule.t, rule.as_stored = member.states["variance"], member.done, variance.double()
+    rule.step(member.grad)
+    return {"param": rule.p, "variance": rule.v}
 
 
 def _ema_step(member: Member, stored: States) -> dict[str, Tensor]:
@@ -280,4 +311,5 @@ STEPS: dict[str, Callable[[Member, States], dict[str, Tensor]]] = {
     "Adan": _adan_step,
     "AdEMAMix": _ademamix_step,
     **{name: functools.partial(_torch_step_of, name) for name in TORCHS},
+    "Adafactor": _adafactor_step,
 }

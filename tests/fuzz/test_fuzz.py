@@ -13,7 +13,14 @@ from tests.fuzz.options import FAMILIES
 EXAMPLES = 30
 
 
-LONG = ("RMSprop", "Adadelta", "RAdam", "AdEMAMix")  # their kernels are compiled for these programs alone
+LONG = (
+    "RMSprop",
+    "Adadelta",
+    "RAdam",
+    "NAdam",
+    "Adafactor",
+    "AdEMAMix",
+)  # their kernels are compiled for these programs alone
 NAMES = [pytest.param(f.name, marks=[pytest.mark.exhaustive] * (f.name in LONG)) for f in FAMILIES]
 
 

@@ -419,6 +419,8 @@ class ScheduleFreeByHand:
 class AdafactorByHand:
     """Adafactor for one tensor, one matrix at a time."""
 
+    as_stored: Tensor | None = None  # a vector's second moment as it is kept, in fewer bits
+
     def __init__(self, param: Tensor, lr=1e-2, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0, weight_decay=0.0):
         self.p, self.t, self.v = param.clone(), 0, torch.zeros_like(param)
         self.lr, self.tau, self.d, self.wd = lr, beta2_decay, d, weight_decay
@@ -431,7 +433,7 @@ class AdafactorByHand:
     def estimate(self, g: Tensor, kept: float) -> Tensor:
         if g.dim() < 2:
             self.v = kept * self.v + (1 - kept) * g**2
-            return self.v
+            return self.v if self.as_stored is None else self.as_stored
         estimates = []
         for k, m in enumerate(g.reshape(-1, *g.shape[-2:])):
             self.rows[k] = kept * self.rows[k] + (1 - kept) * (m**2).mean(1)

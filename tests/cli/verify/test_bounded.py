@@ -91,6 +91,16 @@ def test_sums_in_any_order_are_within_their_bounds(op, shape) -> None:
     assert (result.error <= 1e-5 * op(x.abs())).all()
 
 
+@pytest.mark.parametrize("shape", [(3, 9000), (300, 40), (2, 70, 5)], ids=str)
+@pytest.mark.parametrize("op", [ops.sum_last, ops.sum_second_last], ids=lambda op: op.__name__)
+def test_sums_over_one_dimension_are_within_their_bounds(op, shape) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    result = MEANING[op](Run(F32).exact(x))
+    assert result.value.shape == op(x).shape
+    assert ((op(x).double() - result.value).abs() <= result.error).all()
+    assert (result.error <= 1e-5 * op(x.abs())).all()
+
+
 def test_a_result_that_is_stored_is_replaced_and_what_it_was_is_kept() -> None:
     run = Run(F32, {1: torch.tensor([2.0])})
     a = run.exact(torch.tensor([1.0]))
