@@ -47,6 +47,7 @@ docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(VENV)/ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV), once: this takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet $(REQUIRED) --editable ".[demo,bench,docs,test]"
 	touch $@

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
 ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
 NOT_COMPARED = "disturbed"
+ENOUGH = 20  # steps after which losses can be compared
+COMMAND = f"{Path(sys.executable).name} -m fusedadam demo"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,7 +73,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(flush=True)
     done = train(trainings, batches, steps, seconds)
     if done < steps:
-        say(f"Stopped after {SECONDS} seconds. --steps {steps} takes all {steps}, without a time limit.")
+        say(f"Stopped after {done} steps and {SECONDS} seconds. To take all {steps}: {COMMAND} --steps {steps}")
 
     held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
@@ -86,7 +89,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report(pairs, speeds, passed, done, projected)
     report_storage(twins, twin)
     where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
-    draw(pairs, speeds, twins, passed, f"Ours beside their peers, {done} steps of {where}", options.output)
+    draw(pairs, speeds, twins, passed, f"Each optimizer and its baseline: {done} steps of {where}", options.output)
     seconds = time.perf_counter() - began
     say(f"The demo took {seconds:.0f} seconds.")
     return {
@@ -138,7 +141,10 @@ def report(
             "would say nothing: stop them and run the demo again."
         )
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
-    say(f"\nAfter {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
+    if steps < ENOUGH:
+        say(f"\n{steps} steps are too few to compare losses. Try {COMMAND} --steps 50")
+    else:
+        say(f"\nAfter {steps} steps, each optimizer's validation loss is within {apart + 1e-4:.4f} of its peer's.")
     if projected:
         counted = sum(count for how, count in projected.items() if how != "none")
         say(f"AdamP projected {counted} of {sum(projected.values())} tensors in its last step.")
@@ -154,9 +160,10 @@ def report_storage(twins: Twins, speed: Speed) -> None:
     say('\nThe same AdamW with storage="8bit", beside float32:')
     print(display.table(headers, rows, room()))
     saved, apart = 100 * (1 - stored.bytes_a_parameter / wide.bytes_a_parameter), abs(stored.loss - wide.loss)
+    slower = "" if speed.ratio is None else f" The step takes {1 / speed.ratio:.1f} times as long on this device."
     say(
-        f"Weights and states take {saved:.0f} % less memory. The losses are {apart:.4f} apart; the bfloat16 model also "
-        "computes in bfloat16.\n"
+        f"Weights and states take {saved:.0f} % less memory.{slower} The losses are less than {apart + 1e-4:.4f} apart; "
+        "the bfloat16 model also computes in bfloat16.\n"
     )
 
 
