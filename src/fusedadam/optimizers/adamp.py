@@ -144,5 +144,5 @@ class AdamP(FusedOptimizer):
         return {
             key: PROJECTIONS[int(chosen.get(k, 0.0)) if p.numel() else 0]
             for k, (key, p) in enumerate(zip(keys, params, strict=True))
-            if p in self.state
+            if p in self.state or k in chosen  # it may have taken a step on other processes alone
         }

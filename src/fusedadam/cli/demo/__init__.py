@@ -162,8 +162,8 @@ def report_storage(twins: Twins, speed: Speed) -> None:
     saved, apart = 100 * (1 - stored.bytes_a_parameter / wide.bytes_a_parameter), abs(stored.loss - wide.loss)
     slower = "" if speed.ratio is None else f" The step takes {1 / speed.ratio:.1f} times as long on this device."
     say(
-        f"Weights and states take {saved:.0f} % less memory.{slower} The losses are less than {apart + 1e-4:.4f} apart; "
-        "the bfloat16 model also computes in bfloat16.\n"
+        f"Weights and states take {saved:.0f} % less memory.{slower} The losses are less than {apart + 1e-4:.4f} "
+        "apart; the bfloat16 model also computes in bfloat16.\n"
     )
 
 
