@@ -286,7 +286,7 @@ def test_help_is_shown(capsys):
     with pytest.raises(SystemExit) as asked:
         command_line.main(["run", "--help"])
     assert asked.value.code == 0
-    assert "(SCRIPT | -m MODULE | -)" in capsys.readouterr().out
+    assert "(SCRIPT | -m MODULE | -)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_after_two_dashes_a_script_may_begin_with_one(tmp_path):

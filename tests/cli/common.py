@@ -37,7 +37,7 @@ def make_package(folder: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", RULES.read_text("utf-8"), re.DOTALL)
     summing = next(block for block in code if "class Lars" in block).partition("\n\n\nparam = ")[0]
     (folder / "theirs").mkdir()
-    (folder / "theirs/__init__.py").write_text("\n\n".join((*code[:2], summing)), encoding="utf-8")
+    (folder / "theirs/__init__.py").write_text("\n\n".join((code[0], summing)), encoding="utf-8")
 
 
 def piped(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
