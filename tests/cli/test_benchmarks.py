@@ -55,7 +55,8 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
             stepping.step()
         only_clips = isinstance(stepping, peers.Clipping)
         results.append([param.grad if only_clips else param.detach() for param in params])
-    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+    in_float32 = row.peer is peers.torch_nadam  # a product that it keeps
+    torch.testing.assert_close(*results, rtol=0, atol=1e-9 if in_float32 else 1e-12)
 
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
