@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 # Some virtual machines announce AMX and do not have it: torch's bfloat16 products then die with SIGILL
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.pop("COLUMNS", None)  # reports would be folded to this width
 
 import pytest
 from hypothesis import HealthCheck, settings

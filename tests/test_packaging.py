@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_lines_of_the_readme_run_from_a_wheel(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    _, _, used = (ROOT / "README.md").read_text("utf-8").partition("\n## Use it\n")
+    _, _, used = (ROOT / "README.md").read_text("utf-8").partition("\n## Install it")
     code = re.findall(r"```python\n(.*?)```", used, re.DOTALL)[0]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", README_LINES, str(tmp_path), code], check=True, cwd=tmp_path, env=environment)

@@ -63,7 +63,9 @@ def test_rows_of_this_process(shape, mesh, at, kinds, expected, monkeypatch):
     kinds_of = {"r": tensor_module.Replicate(), "s0": tensor_module.Shard(0), "s1": tensor_module.Shard(1)}
     monkeypatch.setattr(shards, "is_dtensor", lambda tensor: True)
     found = shards.sharding_of(FakeDTensor(shape, mesh, at, [kinds_of[k] for k in kinds]))
-    assert found[1:] == expected
+    assert found[1:6] == expected
+    sharded = {k: kind for k, kind in enumerate(kinds) if kind != "r"}
+    assert found.along == tuple(tuple(k for k, kind in sharded.items() if kind == f"s{dim}") for dim in range(2))
 
 
 def test_a_partial_tensor_has_no_value_yet(monkeypatch):

@@ -213,6 +213,7 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
         shape = torch.Size((*shape, 2))
     if value.shape != shape:
         fits = f"it needs one for {BLOCK} neighbors" if by_block else "they must be equal"
+        fits = fits if by == "element" else f"with one value for each {by} it must be {tuple(shape)}"
         raise ValueError(
             f"{title} has shape {tuple(value.shape)}, but the parameter has {tuple(param.shape)}; {fits}: is it "
             "another model's?"

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam import backends
 from fusedadam.optimizers import storage
+from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.formats import FORMATS, names
 from fusedadam.tensors.shards import local
 
@@ -92,7 +93,11 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
             chosen = optimizer.storage_of(group, param)
             count = local(param).numel() if chosen.reasons or chosen.formats else 0
             elements += count
-            size += count * sum(FORMATS[fmt].bytes() for fmt in chosen.formats.values())
+            spaces, shape = optimizer.rule.spaces, local(param).shape
+            size += sum(
+                FORMATS[fmt].bytes() * (shape_in(spaces[role], shape).numel() if count else 0)
+                for role, fmt in chosen.formats.items()
+            )
             if param.is_complex():  # roles without a format, in the parameter's own dtype
                 size += count * len(chosen.reasons) * param.element_size()
             for role in chosen.formats.keys() - chosen.reasons.keys():
