@@ -102,7 +102,7 @@ def test_a_table_gives_up_width_but_no_column(width: int, expected: str) -> None
     assert display.table(HEADERS, ROWS, width) == expected
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [80, pytest.param(60, marks=pytest.mark.exhaustive)])
 def test_bench_names_every_peer_in_a_terminal_and_says_what_it_waits_for(width: int, tmp_path: Path) -> None:
     pytest.importorskip("rich")
     torch.save({"weight": torch.zeros(60, 192)}, tmp_path / "tiny.pt")

@@ -16,6 +16,8 @@ from fusedadam.cli.demo.speed import Speed
 from fusedadam.cli.demo.training import OPTIMIZERS, Result
 from tests.cli.common import piped
 
+pytestmark = pytest.mark.xdist_group("demo")  # they share a run
+
 PEERS = {f"fusedadam {name}": f"{by} {name}" for name, by in OPTIMIZERS[::2]}
 
 
