@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import generated
+from fusedadam import codegen
 from fusedadam.engine.launch_table import STEP
 from fusedadam.engine.scalar_kernel import AT_F32, NUMBER
 
@@ -30,13 +30,13 @@ def kernels(kind, backend, monkeypatch) -> list[str]:
     made = []
 
     def watch(name):
-        load = getattr(generated, name)
+        load = getattr(codegen, name)
 
         def watched(title, text, made_for, *name):
             made.append(text)
             return load(title, text, made_for, *name)
 
-        monkeypatch.setattr(generated, name, watched)
+        monkeypatch.setattr(codegen, name, watched)
 
     watch("function" if backend == "numba" else "load")
     make, options = kind

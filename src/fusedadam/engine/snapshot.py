@@ -135,14 +135,14 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any,
         return None
     if ctypes.c_void_p.from_address(id(sample) + 8).value != id(type(sample)):
         return None  # the second word of an object is not its type, as in CPython
-    from fusedadam import generated
-    from fusedadam.generated import object_code
+    from fusedadam import codegen
+    from fusedadam.codegen import object_code
 
     text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
     try:
         made_for = object_code.made_for() + inspect.getsource(names) + inspect.getsource(internals)
         loop, increment, enter = (
-            generated.function("snapshot", text, made_for, name).address
+            codegen.function("snapshot", text, made_for, name).address
             for name in ("look", "increment_versions", "enter")
         )
     except ImportError:  # a Numba that does not go with this numpy, say

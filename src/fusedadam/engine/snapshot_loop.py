@@ -17,8 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fusedadam.codegen import numba_cache
 from fusedadam.engine.snapshot_names import *
-from fusedadam.generated import numba_cache
 from fusedadam.tensors.internals import HALF_WORD, INLINE
 
 TYPE = 1  # the word of any Python object that says what it is

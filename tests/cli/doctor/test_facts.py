@@ -9,7 +9,7 @@ import pytest
 from fusedadam import backends
 from fusedadam.cli import doctor
 from fusedadam.cli.doctor import facts as gathering
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 
 
 def test_a_package_that_is_there_and_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fusedadam import generated
+from fusedadam import codegen
 from fusedadam.backends import eager
 from fusedadam.cli import frame, verify
 from fusedadam.cli.verify.cases import BY_HAND, F32, OPTIMIZERS, STORED, Case, chosen
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 from tests.cli.common import COMMAND, in_terminal, piped, without
 
 TOTAL = {name: len(BY_HAND[name]) + len(STORED[name]) for name in OPTIMIZERS}
@@ -144,7 +144,7 @@ def test_a_broken_word_is_found(monkeypatch, capsys):
 def test_a_broken_kernel_is_found_and_the_backend_that_is_right_is_named(monkeypatch, capsys, tmp_path):
     """A compiled kernel with one scalar for another, and only Numba's."""
     few(monkeypatch, PLAIN)
-    function, broken = generated.function, []
+    function, broken = codegen.function, []
 
     def doctored(title, text, made_for, *name):
         if title == "numba_adam":
@@ -152,7 +152,7 @@ def test_a_broken_kernel_is_found_and_the_backend_that_is_right_is_named(monkeyp
             text = text.replace("beta2c * grad * grad", "beta1c * grad * grad")
         return function(title, text, made_for, *name)
 
-    monkeypatch.setattr(generated, "function", doctored)
+    monkeypatch.setattr(codegen, "function", doctored)
     monkeypatch.setattr(cache_files, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr("fusedadam.backends.numba._compile", run_uncached())
     said = failing(capsys)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusedadam import generated
+from fusedadam import codegen
 from fusedadam.backends.numba import kernel, sums, threading
+from fusedadam.codegen import object_code
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
-from fusedadam.generated import object_code
 from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.formats import BLOCK
@@ -35,7 +35,7 @@ BATCHES = 16  # that each thread takes its chunks in, if all threads are equally
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     if any(_key(table, stage, scaled=False) not in _texts for stage in table.specialized.stages):
-        generated.compile_missing(((f"numba_{title}", text) for title, text in _sources(table)), made_for())
+        codegen.compile_missing(((f"numba_{title}", text) for title, text in _sources(table)), made_for())
     stages = {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
     def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
@@ -173,7 +173,7 @@ _texts: dict[tuple[Any, ...], str] = {}  # of kernels
 
 @functools.cache
 def _compile(title: str, text: str) -> int:
-    return generated.function(f"numba_{title}", text, made_for()).address
+    return codegen.function(f"numba_{title}", text, made_for()).address
 
 
 @functools.cache

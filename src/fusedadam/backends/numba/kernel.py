@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.numba.load_store import LoadStore
-from fusedadam.generated import indented
+from fusedadam.codegen import indented
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 from fusedadam.tensors.formats.noise import SPREAD

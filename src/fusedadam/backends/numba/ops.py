@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fusedadam.generated import numba_cache
+from fusedadam.codegen import numba_cache
 
 __all__ = ["NUMBER", "abs", "add_up", "c_function", "call_with_denormals", "divide", "find_largest", "inline"]
 __all__ += ["int64_at", "kernel", "load", "maximum", "minimum", "power", "scratch", "sqrt", "store", "stored", "take"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fusedadam.generated import indented
+from fusedadam.codegen import indented
 from fusedadam.rules.stages import Sum
 from fusedadam.rules.sums import UPPER_LANES
 

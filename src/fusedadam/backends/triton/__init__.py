@@ -25,7 +25,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fusedadam import compat, generated
+from fusedadam import codegen, compat
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars, StageKernel, joined
 from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
@@ -296,4 +296,4 @@ def _log(lanes: int) -> int:
 
 @functools.cache
 def _compile(title: str, text: str) -> Any:
-    return generated.load(f"triton_{title}", text, made_for="").run
+    return codegen.load(f"triton_{title}", text, made_for="").run

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 
 MODULES = ("triton.runtime.cache", "triton.compiler.compiler")  # where versions of Triton have had the function
 FUNCTION = "triton_key"

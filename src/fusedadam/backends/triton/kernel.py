@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.triton.load_store import TYPES, LoadStore
-from fusedadam.generated import indented
+from fusedadam.codegen import indented
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from fusedadam.codegen import indented
 from fusedadam.engine.backend import Kinds
 from fusedadam.engine.launch_table import STEP
 from fusedadam.engine.scalar_kernel import AT_F32, AT_F64, NUMBER
-from fusedadam.generated import indented
 from fusedadam.rules.counts import LAST, SHIFTS, SIZES
 from fusedadam.rules.scalar_program import ARGUMENT_PREFIX, COUNT, Operand, ScalarProgram
 

@@ -20,7 +20,7 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import frame
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 from fusedadam.machine import cores
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")

@@ -11,21 +11,21 @@ from pathlib import Path
 import numba
 import pytest
 
-from fusedadam.generated import cache_files, numba_cache, object_code
-from tests.generated.one_kernel import KERNEL, fresh, hit, the_file
+from fusedadam.codegen import cache_files, numba_cache, object_code
+from tests.codegen.one_kernel import KERNEL, fresh, hit, the_file
 
 pytestmark = pytest.mark.xdist_group("object code")  # one worker fills the folder for all of them
 
 STEPS = """
 import sys, torch, fusedadam
-from fusedadam import generated
+from fusedadam import codegen
 params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
 for param in params:
     param.grad = torch.full_like(param, 0.5)
 fusedadam.AdamP(params, lr=0.1, backend=sys.argv[1]).step()
 fusedadam.AdamW(params, lr=0.1, backend=sys.argv[1]).step()
 print("numba" if "numba" in sys.modules else "")
-print(sum(function.was_cached for function in generated.functions.values()), len(generated.functions))
+print(sum(function.was_cached for function in codegen.functions.values()), len(codegen.functions))
 print(params[0][0, 0].item(), params[1][0, 0].item())
 """
 # a check that may fail calls Numba's runtime

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 
 KIND = "object code"
 SETTINGS = Path(".numba_config.yaml")  # Numba reads it, and environment variables of this prefix, when it is imported
@@ -35,10 +35,10 @@ def made_for() -> str:
         name = f"made_for_{hashlib.sha256(_known_without_numba().encode()).hexdigest()[:24]}{cache_files.SUFFIX}"
         for payload in cache_files.load(name):
             return payload.decode()
-        from fusedadam.generated import numba_cache
+        from fusedadam.codegen import numba_cache
 
         cache_files.save(name, numba_cache.made_for().encode())
-    from fusedadam.generated import numba_cache
+    from fusedadam.codegen import numba_cache
 
     return numba_cache.made_for()
 

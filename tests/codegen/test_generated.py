@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from fusedadam import generated
-from fusedadam.generated import cache_files
+from fusedadam import codegen
+from fusedadam.codegen import cache_files
 
 PROGRAM = """
 import torch, fusedadam
-from fusedadam import generated
+from fusedadam import codegen
 param = torch.nn.Parameter(torch.ones(5))
 param.grad = torch.ones(5)
 optimizer = fusedadam.AdamW([param], lr=0.1, maximize={maximize})
 optimizer.step()
-kernels = [function for name, function in generated.functions.items() if name.startswith("numba_adam")]
+kernels = [function for name, function in codegen.functions.items() if name.startswith("numba_adam")]
 print(param[0].item(), sum(kernel.was_cached for kernel in kernels))
 """
 
@@ -90,7 +90,7 @@ def test_nothing_is_left_behind_but_the_modules_and_their_code(tmp_path):
 
 def test_without_any_folder_to_write_to_it_works_and_says_so(tmp_path):
     """A read-only home and no temporary folder: compiled in memory, with one warning."""
-    no_folder = "from fusedadam.generated import cache_files; cache_files._candidates = lambda: []"
+    no_folder = "from fusedadam.codegen import cache_files; cache_files._candidates = lambda: []"
     program = no_folder + PROGRAM.format(maximize=False)
     (value, _), complaint = run(program, "")
     assert float(value) < 1
@@ -132,8 +132,8 @@ def test_several_processes_at_once(tmp_path):
 def test_an_error_in_generated_source_leaves_no_half_module(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_files, "folders", lambda: (tmp_path,))
     with pytest.raises(ZeroDivisionError):
-        generated.load("broken", "1 / 0", "")
-    assert not [name for name in sys.modules if name.startswith("fusedadam.generated.kernels.broken")]
+        codegen.load("broken", "1 / 0", "")
+    assert not [name for name in sys.modules if name.startswith("fusedadam.codegen.kernels.broken")]
 
 
 def test_functions_that_kernels_call_have_names_of_their_own():

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import NamedTuple
 
-from fusedadam.generated import cache_files, object_code, side_by_side
+from fusedadam.codegen import cache_files, object_code, side_by_side
 
 _lock = threading.RLock()
 
@@ -89,7 +89,7 @@ def _function(title: str, text: str, made_for: str, name: str = "run") -> Functi
 
 
 def _compiled(module: ModuleType, name: str) -> Function:
-    from fusedadam.generated import numba_cache  # imports Numba, as the module has done
+    from fusedadam.codegen import numba_cache  # imports Numba, as the module has done
 
     compiled = getattr(module, name)
     return Function(numba_cache.address_of(compiled), str(module.__file__), numba_cache.was_cached(compiled))
@@ -100,7 +100,7 @@ def _name(title: str, text: str, made_for: str) -> str:
 
 
 def _qualified(name: str) -> str:
-    return f"fusedadam.generated.kernels.{name}"
+    return f"fusedadam.codegen.kernels.{name}"
 
 
 def _keep(name: str, text: str) -> str:

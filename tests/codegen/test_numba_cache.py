@@ -7,8 +7,8 @@ import pickle
 import numba
 import pytest
 
-from fusedadam.generated import cache_files, numba_cache
-from tests.generated.one_kernel import hit, the_file
+from fusedadam.codegen import cache_files, numba_cache
+from tests.codegen.one_kernel import hit, the_file
 
 
 @pytest.mark.parametrize("payload", [b"this is no pickle", b"", pickle.dumps((1, 2))], ids=["none", "empty", "other"])

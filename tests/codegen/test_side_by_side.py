@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from fusedadam import generated
+from fusedadam import codegen
 from fusedadam.backends import numba as backend
-from fusedadam.generated import side_by_side
-from tests.generated.one_kernel import KERNEL, forget
+from fusedadam.codegen import side_by_side
+from tests.codegen.one_kernel import KERNEL, forget
 
 SOURCES = [("faults", KERNEL.format(amount=amount)) for amount in (1, 2, 3)]
 
@@ -23,8 +23,8 @@ def idle(folder, monkeypatch):
 
 def compiled(sources=SOURCES) -> list[bool]:
     """Whether each was found in the cache after ``compile_missing``."""
-    generated.compile_missing(sources, backend.made_for())
-    return [generated.function(*source, backend.made_for()).was_cached for source in sources]
+    codegen.compile_missing(sources, backend.made_for())
+    return [codegen.function(*source, backend.made_for()).was_cached for source in sources]
 
 
 def test_one_is_compiled_here_and_the_others_elsewhere(folder):
@@ -36,7 +36,7 @@ def test_one_is_compiled_here_and_the_others_elsewhere(folder):
 
 def test_the_same_source_twice_is_compiled_once():
     assert compiled([SOURCES[0], SOURCES[0]]) == [False, False]
-    assert len([name for name in generated.functions if name.startswith("faults")]) == 1
+    assert len([name for name in codegen.functions if name.startswith("faults")]) == 1
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
@@ -77,9 +77,9 @@ def test_an_interrupt_ends_the_other_processes(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(side_by_side, "_start", watched)
-    monkeypatch.setattr(generated, "_function", interrupt)
+    monkeypatch.setattr(codegen, "_function", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        generated.compile_missing(SOURCES, backend.made_for())
+        codegen.compile_missing(SOURCES, backend.made_for())
     assert len(started) == 2
     assert all(worker.poll() is not None for worker in started)
 

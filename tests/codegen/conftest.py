@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedadam.generated import cache_files
+from fusedadam.codegen import cache_files
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 Numba's cache trusts its files: if one is truncated, every later process fails in Numba's loader, and if one cannot be
 written, the compilation fails. Here a damaged file is compiled again, and a write may fail (cache_files.py). There is
-no index: the name of a module identifies what is compiled (``generated/__init__.py``), and a function's file is named
+no index: the name of a module identifies what is compiled (``codegen/__init__.py``), and a function's file is named
 after its module. The file holds object code (object_code.py). Where that cannot be linked without Numba, because it
 calls Numba's runtime, the file holds what Numba's own cache would keep.
 
@@ -28,7 +28,7 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 
-from fusedadam.generated import cache_files, object_code
+from fusedadam.codegen import cache_files, object_code
 
 KIND = "Numba's"
 # Settings of Numba that change the generated code, apart from the processor's, which magic_tuple() includes

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fusedadam import generated
-from fusedadam.generated import Function, cache_files, numba_cache
+from fusedadam import codegen
+from fusedadam.codegen import Function, cache_files, numba_cache
 
 KERNEL = """
 from fusedadam.backends.numba.ops import *
@@ -28,7 +28,7 @@ def run(_words):
 def fresh(amount: int = 1, made_for: str = "", text: str = KERNEL) -> Function:
     """The kernel, loaded or compiled as if by a new process; it computes the right thing in any case."""
     forget()
-    function = generated.function("faults", text.format(amount=amount), numba_cache.made_for() + made_for)
+    function = codegen.function("faults", text.format(amount=amount), numba_cache.made_for() + made_for)
     number = np.array([2.0])
     ctypes.CFUNCTYPE(None, ctypes.c_int64)(function.address)(number.ctypes.data)
     assert number[0] == 2 + amount
@@ -38,14 +38,14 @@ def fresh(amount: int = 1, made_for: str = "", text: str = KERNEL) -> Function:
 def executed() -> ModuleType:
     """The module of the kernel, as it is executed where nothing is cached."""
     forget()
-    return generated.load("faults", KERNEL.format(amount=1), numba_cache.made_for())
+    return codegen.load("faults", KERNEL.format(amount=1), numba_cache.made_for())
 
 
 def forget() -> None:
-    for name in [name for name in sys.modules if name.startswith("fusedadam.generated.kernels.faults_")]:
+    for name in [name for name in sys.modules if name.startswith("fusedadam.codegen.kernels.faults_")]:
         del sys.modules[name]
-    for name in [name for name in generated.functions if name.startswith("faults_")]:
-        del generated.functions[name]
+    for name in [name for name in codegen.functions if name.startswith("faults_")]:
+        del codegen.functions[name]
 
 
 def hit(**which: Any) -> bool:

@@ -24,12 +24,12 @@ import numpy as np
 import pytest
 
 from fusedadam.cli.doctor import facts
-from fusedadam.generated import cache_files
-from tests.generated.one_kernel import executed, fresh, hit, the_file
+from fusedadam.codegen import cache_files
+from tests.codegen.one_kernel import executed, fresh, hit, the_file
 
 STEPS = """
 import hashlib, sys, torch, fusedadam
-from fusedadam import generated
+from fusedadam import codegen
 torch.manual_seed(0)
 params = [torch.nn.Parameter(torch.randn(4, 300, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
 optimizer = fusedadam.AdamW(params, lr=0.1, backend=sys.argv[1])
@@ -38,7 +38,7 @@ for _ in range(3):
         param.grad = torch.randn_like(param)
     optimizer.step()
 numbers = torch.cat([param.detach().flatten() for param in params]).numpy()
-compiled = [function.was_cached for function in generated.functions.values()]
+compiled = [function.was_cached for function in codegen.functions.values()]
 print(hashlib.sha256(numbers.tobytes()).hexdigest(), sum(compiled), len(compiled))
 """
 
@@ -119,7 +119,7 @@ def test_a_cache_that_vanishes_while_processes_run(tmp_path, filled):
     """Two at once, in a folder that is deleted each time something has been compiled."""
     vanish = f"""
 import shutil
-from fusedadam.generated.numba_cache import DiskCache
+from fusedadam.codegen.numba_cache import DiskCache
 def save_and_delete(self, *what, save=DiskCache.save_overload):
     save(self, *what)
     shutil.rmtree({str(tmp_path / "cache")!r}, ignore_errors=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fusedadam import machine
-from fusedadam.generated import object_code
+from fusedadam.codegen import object_code
 
 PATIENCE = 60.0  # seconds that the other processes get when this one has compiled its own: a kernel takes a few
 # the packages whose __init__ is not executed: it imports torch
@@ -29,11 +29,11 @@ package, made_for, numba_made_for, sources = json.load(sys.stdin)
 for name in ("fusedadam", "fusedadam.backends", "fusedadam.backends.numba"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [package + name.removeprefix("fusedadam").replace(".", "/")]
-from fusedadam import generated
-from fusedadam.generated import numba_cache
+from fusedadam import codegen
+from fusedadam.codegen import numba_cache
 if numba_cache.made_for() == numba_made_for:  # the settings may have been changed in the process that asks
     for title, text in sources:
-        generated.function(title, text, made_for)
+        codegen.function(title, text, made_for)
 """
 
 
