@@ -62,7 +62,7 @@ def plain(params: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
 
 
 def to_nearest(params: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
-    from fusedadam.tensors.formats import FORMATS, nearest, register
+    from fusedadam.formats import FORMATS, nearest, register
 
     for format_ in list(FORMATS.values()):
         if format_.title in ("bf16+8", "slice8"):

@@ -17,6 +17,7 @@ from fusedadam.cli.verify.judge import ulp
 from fusedadam.clipping import clip
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.member import Member
+from fusedadam.formats import compute_dtype
 from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adafactor import adafactor
 from fusedadam.optimizers.adamp import adamp
@@ -34,7 +35,6 @@ from fusedadam.optimizers.schedule_free import schedule_free
 from fusedadam.optimizers.sgd import sgd
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.formats import compute_dtype
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 DTYPES = (F32, BF16, F16, F64)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.complex_numbers import COMPLEX_DTYPES
 from fusedadam.tensors.factored import is_sharded_in
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, names
 from fusedadam.tensors.layout import Span, has_memory, overlaps
 from fusedadam.tensors.shards import is_dtensor, local
 from fusedadam.tensors.transfer import capturing

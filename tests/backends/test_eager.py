@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fusedadam.backends import eager
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
+from fusedadam.formats.tensors import load, store
 from fusedadam.rules.ops import where
 from fusedadam.rules.rule import Value, Values, rule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS
-from fusedadam.tensors.formats.tensors import load, store
 from tests.support import PLACES, Case, apply, assert_same_bits, draw
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW, step_in_backward
-from fusedadam.tensors.formats import Array, Format, register
-from fusedadam.tensors.formats.format import bits_of_float, float_of_bits
+from fusedadam.formats import Array, Format, register
+from fusedadam.formats.format import bits_of_float, float_of_bits
 
 PRESETS = ["exact", "16bit", "8bit"]
 OPTIMIZERS = [AdamW, AdamP, BertAdam, EmaAdamW]
@@ -255,7 +255,7 @@ def encode_twice(x):
 
 
 def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
-    from fusedadam.tensors.formats import FORMATS
+    from fusedadam.formats import FORMATS
 
     own = Format(
         "own", (Array(torch.int16, "_upper"), Array(torch.int16, "_lower")), decode_twice, encode_twice, "own",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedadam.tensors.formats import compute_dtype
+from fusedadam.formats import compute_dtype
 from tests.support import ulp
 
 ULPS = 4  # of the dtype that is calculated in; 2 are promised for a step, and 3 for an average

@@ -15,7 +15,7 @@ import adamp
 import torch
 from torch import Tensor
 
-from fusedadam.tensors.formats import compute_dtype
+from fusedadam.formats import compute_dtype
 from tests.fuzz.judge import Expected, coarsest
 from tests.meaning.by_hand import (
     AdafactorByHand,

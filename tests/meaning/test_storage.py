@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fusedadam import AdamW
+from fusedadam.formats import FORMATS, nearest, register
+from fusedadam.formats.noise import HALF, MULTIPLIERS, SPREAD, mixed, step_key
+from fusedadam.formats.tensors import load, store
 from fusedadam.optimizers import stored
-from fusedadam.tensors.formats import FORMATS, nearest, register
-from fusedadam.tensors.formats.noise import HALF, MULTIPLIERS, SPREAD, mixed, step_key
-from fusedadam.tensors.formats.tensors import load, store
 
 F32, BF16 = torch.float32, torch.bfloat16
 NEAREST = {"param": "bf16+8_nearest", "exp_avg": "slice8_nearest", "exp_avg_sq": "slice8_nearest"}

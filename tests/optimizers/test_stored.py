@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fusedadam import AdamW
+from fusedadam.formats import FORMATS
 from fusedadam.optimizers import stored
-from fusedadam.tensors.formats import FORMATS
 
 STATES = AdamW.states
 

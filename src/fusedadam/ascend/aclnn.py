@@ -28,11 +28,11 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.ascend.operators import adamw_v2_update, ema_update
+from fusedadam.formats import names
 from fusedadam.functional import Update
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
 from fusedadam.rules.rule import Rule
-from fusedadam.tensors.formats import names
 
 __all__ = [
     "ACLNN_ERR_PARAM_INVALID",

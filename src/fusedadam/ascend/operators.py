@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.formats import names
 from fusedadam.functional import Update, adamw_flags, ema_choices
 from fusedadam.optimizers.adamw import adam
 from fusedadam.optimizers.ema_adamw import ema_adam
-from fusedadam.tensors.formats import names
 
 __all__ = ["fused_ema_adamw", "npu_apply_fused_adamw_v2", "npu_apply_fused_ema_adamw"]
 

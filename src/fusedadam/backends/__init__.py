@@ -4,8 +4,6 @@ numba    a CPU
 triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
-codecs   storage formats as source text, for numba and triton
-
 Each backend has ``prepare(table)``, which compiles the kernels of a table and returns the functions that run its
 stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py). triton
 also has ``SCALARS``, kernels for scalars on the device, and ``JOIN``, which makes one launch of several. numba and

@@ -17,14 +17,14 @@ from torch import Tensor
 from fusedadam.engine.backend import sum_across_devices
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, loses_bits
+from fusedadam.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
+from fusedadam.formats.tensors import load, store
 from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import COLUMN_SEGMENT
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, loses_bits
-from fusedadam.tensors.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
-from fusedadam.tensors.formats.tensors import load, store
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fusedadam.engine.geometry import Floats, Geometry, Int64s
 from fusedadam.engine.member import Member
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
+from fusedadam.formats.noise import seed_word
 from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
-from fusedadam.tensors.formats.noise import seed_word
 from fusedadam.tensors.layout import address_of, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import INDEX_FIELDS, IndexMap
 from fusedadam.tensors.transfer import sent, update

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS
 from fusedadam.tensors.layout import dense_strides, row_major_strides
 from fusedadam.tensors.shards import IndexMap, Sharding, index_map, sharding_of
 

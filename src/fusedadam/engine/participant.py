@@ -13,10 +13,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
-from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.complex_numbers import part_dtype, parts
-from fusedadam.tensors.factored import shape_in, with_local_in
-from fusedadam.tensors.formats import (
+from fusedadam.formats import (
     FORMAT_OF_DTYPE,
     FORMATS,
     Array,
@@ -25,6 +22,9 @@ from fusedadam.tensors.formats import (
     loses_bits,
     names_in,
 )
+from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.complex_numbers import part_dtype, parts
+from fusedadam.tensors.factored import shape_in, with_local_in
 from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks
 from fusedadam.tensors.transfer import capturing

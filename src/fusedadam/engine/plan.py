@@ -28,9 +28,9 @@ from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.engine.unscaling import Unscaling
+from fusedadam.formats.tensors import join_low
 from fusedadam.rules.rule import HyperParameters, Rule
 from fusedadam.tensors.complex_numbers import resolved_parts
-from fusedadam.tensors.formats.tensors import join_low
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
 States: TypeAlias = dict[Any, StateDict]

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fusedadam.formats import FORMATS
 from fusedadam.optimizers.declarations import Group, State
-from fusedadam.tensors.formats import FORMATS
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fusedadam.formats import names
 from fusedadam.optimizers.declarations import Group
-from fusedadam.tensors.formats import names
 
 if TYPE_CHECKING:
     from fusedadam.optimizers.base import FusedOptimizer

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fusedadam.formats import FORMAT_OF_DTYPE
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.complex_numbers import part_dtype
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import is_dtensor, sharding_of
 
 if TYPE_CHECKING:

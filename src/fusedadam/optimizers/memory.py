@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import backends
+from fusedadam.formats import FORMATS, names
 from fusedadam.optimizers import storage
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.formats import FORMATS, names
 from fusedadam.tensors.shards import local
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fusedadam.formats import FORMAT_OF_DTYPE
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.distributed import are_flat
 from fusedadam.tensors.complex_numbers import parts_in_memory
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.shards import local
 
 

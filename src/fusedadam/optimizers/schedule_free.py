@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.formats.tensors import split_of, store
 from fusedadam.optimizers import distributed, stored
 from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
@@ -15,7 +16,6 @@ from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
-from fusedadam.tensors.formats.tensors import split_of, store
 from fusedadam.tensors.shards import local
 
 

@@ -18,11 +18,11 @@ from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.snapshot import Tensors
 from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
+from fusedadam.formats import FORMATS
 from fusedadam.optimizers import complex_params, distributed, storage, stored
 from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.group_options import Flags, GroupOptions, Options
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
-from fusedadam.tensors.formats import FORMATS
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 

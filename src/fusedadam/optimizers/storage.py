@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
 from fusedadam.optimizers.declarations import Group, State
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
 from fusedadam.tensors.shards import cuts_blocks
 
 if TYPE_CHECKING:

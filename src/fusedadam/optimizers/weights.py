@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusedadam.formats import FORMATS
+from fusedadam.formats.tensors import store
 from fusedadam.optimizers import storage, stored
-from fusedadam.tensors.formats import FORMATS
-from fusedadam.tensors.formats.tensors import store
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, memory_of, with_local
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""What a tensor is to a kernel: its layout, how its values are stored, how it reaches a device, which shard is here.
+"""What a tensor is to a kernel: its layout, how it reaches a device, which shard is here.
 
-Every other room deals in tensors, so this one knows none of them. A new storage format is a file in formats/.
+Every other room deals in tensors, so this one knows none of them.
 
 layout.py      which strides kernels can walk, and copies for the others
-formats/       storage formats: how values are kept in memory, and what they are computed in
 transfer.py    from the host to a device, without waiting
 cuda_driver.py     launches and small copies, straight through CUDA's driver
 shards.py      the local shard of a DTensor

@@ -19,6 +19,8 @@ from torch import Tensor
 
 MAX_WORK = 100_000  # limit on the steps of numpy's search for a shared element
 
+BLOCK = 32  # neighbors of the last dimension that share a word of an array by block
+
 
 def overlaps(tensor: Tensor) -> bool:
     """Whether two indices may share an element, as in an expanded tensor, which cannot be updated in place."""
@@ -140,3 +142,8 @@ def has_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:
 def copy_with(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     """A copy that has these strides."""
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def block_shape(shape: torch.Size) -> torch.Size:
+    """The shape of an array by block that belongs to arrays of this shape by element."""
+    return torch.Size((*shape[:-1], shape[-1] // BLOCK))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import compat
-from fusedadam.tensors.formats import BLOCK, block_shape
+from fusedadam.tensors.layout import BLOCK, block_shape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

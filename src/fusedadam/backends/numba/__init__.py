@@ -23,9 +23,9 @@ from fusedadam.codegen import object_code
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.formats import BLOCK
 from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.formats import BLOCK
 
 NEEDS_TENSORS = False
 CHUNK = 32768

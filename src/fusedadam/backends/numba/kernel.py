@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.numba.load_store import LoadStore
 from fusedadam.codegen import indented
+from fusedadam.formats.noise import SPREAD
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
-from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
 
 # A kernel is given the address of these: one int64 (or the bits of a float64) each.

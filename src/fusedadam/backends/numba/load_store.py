@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusedadam.backends import codecs
+from fusedadam.formats import FORMATS, Format, codecs
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import FORMATS, Format
 
 
 class LoadStore(codecs.StageFormats):

@@ -31,10 +31,10 @@ from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars,
 from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
+from fusedadam.formats import BLOCK, FORMATS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
-from fusedadam.tensors.formats import BLOCK, FORMATS
 from fusedadam.tensors.transfer import keep_for_graph, sent
 
 if ops.INTERPRETED:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from fusedadam.backends.triton.load_store import TYPES, LoadStore
 from fusedadam.codegen import indented
+from fusedadam.formats import BLOCK as PER_BLOCK
+from fusedadam.formats.noise import SPREAD
 from fusedadam.rules.positions import START
 from fusedadam.rules.stages import Stage
 from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
-from fusedadam.tensors.formats import BLOCK as PER_BLOCK
-from fusedadam.tensors.formats.noise import SPREAD
 from fusedadam.tensors.shards import INDEX_FIELDS
 
 ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, found_inf"

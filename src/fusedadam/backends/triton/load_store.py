@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusedadam.backends import codecs
+from fusedadam.formats import Format, codecs
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import Format
 
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16", "f64": "tl.float64"}
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fusedadam.cli.optimizer_names import optimizers
+from fusedadam.formats import FORMAT_OF_DTYPE, names
 from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
 from fusedadam.optimizers.storage import PRESETS
 from fusedadam.schedules import SCHEDULES
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, names
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 MIXES = ((F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F32, BF16))  # parameters, states

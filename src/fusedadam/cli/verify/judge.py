@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusedadam.formats import compute_dtype
 from fusedadam.rules.clipping import clip_factor
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
-from fusedadam.tensors.formats import compute_dtype
 
 F64 = torch.float64
 EXPONENT = 0x7FF0000000000000  # of a float64

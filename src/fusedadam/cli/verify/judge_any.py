@@ -18,9 +18,9 @@ from torch import Tensor
 from fusedadam.cli.verify import bounded
 from fusedadam.cli.verify.bounded import Bounded, Run
 from fusedadam.cli.verify.judge import F64, Member, Roles, Verdict, largest_error, ulp
+from fusedadam.formats import compute_dtype
 from fusedadam.rules import ops
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
-from fusedadam.tensors.formats import compute_dtype
 
 Place: TypeAlias = tuple[int, ...]  # of a call in the rule: instructions, the outermost first
 Results: TypeAlias = dict[str, Bounded]

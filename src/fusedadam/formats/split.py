@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from fusedadam.tensors.formats.format import Array, Float, Format, Word, bits_of_float, float_of_bits, where
+from fusedadam.formats.format import Array, Float, Format, Word, bits_of_float, float_of_bits, where
 
 
 def join(high: Word, low: Word) -> Float:

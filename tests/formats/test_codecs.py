@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fusedadam.backends import codecs
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, codecs, tensors
+from fusedadam.formats.format import bits_of_float, float_of_bits
 from fusedadam.rules.ops import tensor_sum
 from fusedadam.rules.rule import RuleError, Scalar, Value, Values, rule
-from fusedadam.tensors.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, tensors
-from fusedadam.tensors.formats.format import bits_of_float, float_of_bits
 from tests.support import BF16, F16, F32, F64, PLACES, Case, apply, assert_same_bits, draw
 
 FLOATS32 = torch.cat(

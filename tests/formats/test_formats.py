@@ -1,13 +1,13 @@
-"""Formats as data; what their codecs compute is tested on every backend in tests/backends/test_formats.py."""
+"""Formats as data; what their codecs compute is tested on every backend in tests/formats/test_codecs.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fusedadam.tensors import formats
-from fusedadam.tensors.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
-from fusedadam.tensors.formats.tensors import from_bytes, in_bytes, load, store
+from fusedadam import formats
+from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
+from fusedadam.formats.tensors import from_bytes, in_bytes, load, store
 
 
 def test_a_dtype_names_its_format():

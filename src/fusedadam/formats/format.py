@@ -11,10 +11,10 @@ import torch
 from torch import abs as abs  # noqa: A004
 from torch import where as where
 
+from fusedadam.tensors.layout import BLOCK
+
 Word: TypeAlias = Any  # signed 32-bit integers
 Float: TypeAlias = Any  # float32; float64 where it says so
-
-BLOCK = 32  # neighbors of the last dimension that share a word of an array by block
 
 
 def bits_of_float(x: Float) -> Word:
@@ -98,11 +98,6 @@ class Format:
     def bytes(self) -> float:
         """Of one value."""
         return sum(a.dtype.itemsize / (BLOCK if a.by == "block" else 1) for a in self.arrays)
-
-
-def block_shape(shape: torch.Size) -> torch.Size:
-    """The shape of an array by block that belongs to arrays of this shape by element."""
-    return torch.Size((*shape[:-1], shape[-1] // BLOCK))
 
 
 def nearest(fmt: Format) -> Format:

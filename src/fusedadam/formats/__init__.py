@@ -10,6 +10,7 @@ stochastic   bfloat16 with stochastic rounding
 slice8       8 bits for a value, and an exponent for 32
 noise        what stochastic rounding adds
 tensors      formats on torch's own tensors
+codecs       formats as source text, for a backend to compile
 
 A codec is a few functions:
 
@@ -26,7 +27,7 @@ and with an array by block, which has one word for 32 neighbors of the last dime
 Words are signed 32-bit integers. An array's own are sign-extended when they are loaded (those of uint8 are not), and
 every word that encode returns must fit its array in this way, so that it comes back as it was. Code by element is
 straight-line code of ``+ - * & | ^ << >>`` on words (which wrap; ``>>`` keeps the sign), comparisons, integer
-constants, helper functions and the ops of format.py. backends/codecs.py lowers it to Numba and Triton as rules are
+constants, helper functions and the ops of format.py. formats/codecs.py lowers it to Numba and Triton as rules are
 lowered; the eager backend calls it as it stands. It has integer arithmetic only, so all backends produce the same
 bits. Formats that the hardware converts have no codec.
 
@@ -40,11 +41,12 @@ from collections.abc import Container, Iterable
 
 import torch
 
-from fusedadam.tensors.formats.format import BLOCK, Array, Format, block_shape, nearest
-from fusedadam.tensors.formats.plain import BF16, F16, F32, F64
-from fusedadam.tensors.formats.slice8 import SLICE8, SLICE8_SIGNED
-from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
-from fusedadam.tensors.formats.stochastic import BF16_STOCHASTIC
+from fusedadam.formats.format import Array, Format, nearest
+from fusedadam.formats.plain import BF16, F16, F32, F64
+from fusedadam.formats.slice8 import SLICE8, SLICE8_SIGNED
+from fusedadam.formats.split import SPLIT_8, SPLIT_16
+from fusedadam.formats.stochastic import BF16_STOCHASTIC
+from fusedadam.tensors.layout import BLOCK, block_shape
 
 __all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "block_shape"]
 __all__ += ["compute_dtype", "loses_bits", "names", "names_in", "nearest", "register"]

@@ -1,6 +1,6 @@
 """The codecs of storage formats as source text: checked and rewritten like rules, for a backend to bind its ops to.
 
-tensors/formats says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
+``formats/__init__.py`` says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+from fusedadam.formats import FORMATS, Format, loses_bits
+from fusedadam.formats.format import OPS
+from fusedadam.formats.noise import HALF, mixed, multiplier, step_key
+from fusedadam.formats.plain import round_to_odd
 from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
 from fusedadam.rules.stages import Stage
-from fusedadam.tensors.formats import FORMATS, Format, loses_bits
-from fusedadam.tensors.formats.format import OPS
-from fusedadam.tensors.formats.noise import HALF, mixed, multiplier, step_key
-from fusedadam.tensors.formats.plain import round_to_odd
 
 OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.BitAnd: "bit_and", ast.BitOr: "bit_or",

@@ -8,10 +8,11 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from fusedadam.tensors.formats.format import BLOCK, Format
-from fusedadam.tensors.formats.noise import HALF
-from fusedadam.tensors.formats.plain import round_to_odd
-from fusedadam.tensors.formats.split import SPLIT_8, SPLIT_16
+from fusedadam.formats.format import Format
+from fusedadam.formats.noise import HALF
+from fusedadam.formats.plain import round_to_odd
+from fusedadam.formats.split import SPLIT_8, SPLIT_16
+from fusedadam.tensors.layout import BLOCK
 
 SLICE = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fusedadam.tensors.formats.format import Array, Float, Format, Word, bits_of_float, where
-from fusedadam.tensors.formats.plain import decode_bf16
+from fusedadam.formats.format import Array, Float, Format, Word, bits_of_float, where
+from fusedadam.formats.plain import decode_bf16
 
 
 def encode(x: Float, noise: Word) -> Word:

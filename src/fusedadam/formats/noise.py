@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedadam.tensors.formats.format import Word
+from fusedadam.formats.format import Word
 
 HALF = -(1 << 31)  # instead of noise, this rounds to nearest
 

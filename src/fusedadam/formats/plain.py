@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusedadam.tensors.formats.format import (
+from fusedadam.formats.format import (
     Array,
     Float,
     Format,
