@@ -10,7 +10,7 @@ import torch
 from fusedadam import functional
 from fusedadam.backends.numba import kernel
 from fusedadam.backends.numba.load_store import LoadStore
-from fusedadam.backends.numba.threading import run_in_pool
+from fusedadam.backends.numba.threads import run_in_pool
 from fusedadam.optimizers.adamw import adam
 
 ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.backends.numba import threading as kernel_threads
+from fusedadam.backends.numba import threads as kernel_threads
 from tests.contract.common import MAKERS, leaves, params_of
 
 LARGE = [(300, 401), (70_001,), (5,), (64, 8, 3, 3)]  # enough for several threads to share

@@ -4,7 +4,7 @@ kernel.py      the source of a stage's kernel
 load_store.py      the source that loads and stores a role in its format
 sums.py        the source of the kernels that finish sums
 ops.py         the ops, for Numba
-threading.py   the threads they run on
+threads.py     the threads they run on
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from fusedadam import codegen
-from fusedadam.backends.numba import kernel, sums, threading
+from fusedadam.backends.numba import kernel, sums
+from fusedadam.backends.numba.threads import run_on_threads
 from fusedadam.codegen import object_code
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
@@ -126,7 +127,7 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
     trampoline, address = _compile("with_denormals", kernel.WITH_DENORMALS), call.ctypes.data
 
     def run(threads: int, _alive: object = (call, arguments)) -> None:
-        threading.run_on_threads(trampoline, address, threads)
+        run_on_threads(trampoline, address, threads)
 
     return run
 

@@ -126,7 +126,7 @@ def _device(device: torch.device) -> Device:
 
 
 def _threads() -> Threads:
-    from fusedadam.backends.numba.threading import torchs_team
+    from fusedadam.backends.numba.threads import torchs_team
 
     return Threads(torch.get_num_threads(), cores(), _quota(), torchs_team() is not None)
 
