@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
 
 import fusedadam
-from fusedadam.engine import snapshot
+from fusedadam.engine.changes import snapshot
 from tests.distributed.parts import S0, S1, R, divided, from_part, here, mesh_of, parameter
 
 LOOKS = pytest.mark.parametrize("look", ["compiled", "plain"])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fusedadam import backends
+from fusedadam.engine.changes.names import CHANGED, MOVED, SAME
 from fusedadam.engine.launch import NO_AMP
 from fusedadam.engine.participant import Participant
 from fusedadam.engine.plan import Plan
-from fusedadam.engine.snapshot_names import CHANGED, MOVED, SAME
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers.adamw import adam
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.engine import snapshot
-from fusedadam.engine.snapshot import Slot, Snapshot
-from fusedadam.engine.snapshot_names import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME
-from fusedadam.tensors import internals
+from fusedadam.engine.changes import internals, snapshot
+from fusedadam.engine.changes.names import CHANGED, GRAD, MOVED, NO_GRAD, PARAM, SAME
+from fusedadam.engine.changes.snapshot import Slot, Snapshot
 
 
 @pytest.fixture(params=["compiled", "plain"])

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import Phase
 
-from fusedadam.engine import plan, snapshot
+from fusedadam.engine import plan
+from fusedadam.engine.changes import snapshot
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.plan import Plan
 from fusedadam.optimizers.base import FusedOptimizer

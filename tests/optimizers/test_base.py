@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 import fusedadam
-from fusedadam.engine import snapshot
+from fusedadam.engine.changes import snapshot
 from tests.support import LR_OF_ONE_DIMENSION
 
 F64 = torch.float64

@@ -3,8 +3,7 @@
 Everything that can be precomputed is, in a plan that is kept from step to step. Optimizers, operators and clipping all
 come through here; backends implement backend.py.
 
-snapshot.py                     have tensors moved since the last step?
-snapshot_loop.py                the compiled loop that asks, and snapshot_names.py, which both import
+changes/                        have tensors moved since the last step?
 participant.py                  a parameter that takes part in a step, and the states that it needs
 plan.py                         what stays the same from step to step
 step_counts.py                  how often each parameter was updated, on the host or on the device

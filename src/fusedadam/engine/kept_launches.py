@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fusedadam.engine.changes.names import CHANGED, MOVED
+from fusedadam.engine.changes.snapshot import Slot, Snapshot
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch import Launches
-from fusedadam.engine.snapshot import Slot, Snapshot
-from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.tensors.layout import extent
 from fusedadam.tensors.transfer import current_streams
 

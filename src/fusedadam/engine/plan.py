@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.engine.backend import Joined
+from fusedadam.engine.changes.names import GRAD, NO_GRAD, PARAM
+from fusedadam.engine.changes.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.host_scalars import HostScalars
@@ -24,8 +26,6 @@ from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
 from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
 from fusedadam.engine.scalar_kernel import ScalarKernel
-from fusedadam.engine.snapshot import Slot, Snapshot, Tensors, prepare_loop
-from fusedadam.engine.snapshot_names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.engine.unscaling import Unscaling
 from fusedadam.formats.tensors import join_low

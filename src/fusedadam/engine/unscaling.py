@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch import Amp
-from fusedadam.engine.snapshot import Tensors
 from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.layout import extent
 from fusedadam.tensors.shards import local

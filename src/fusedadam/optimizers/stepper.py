@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from fusedadam import backends
+from fusedadam.engine.changes.names import CHANGED, MOVED
+from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States
-from fusedadam.engine.snapshot import Tensors
-from fusedadam.engine.snapshot_names import CHANGED, MOVED
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
 from fusedadam.optimizers import complex_params, distributed, storage, stored

@@ -8,5 +8,4 @@ cuda_driver.py     launches and small copies, straight through CUDA's driver
 shards.py      the local shard of a DTensor
 factored.py    states that leave out dimensions of their parameter: their shapes and shards
 complex_numbers.py     complex tensors as real ones, with real and imaginary parts side by side
-internals.py   where torch keeps an address, a storage, dispatch keys: found and verified at start-up
 """

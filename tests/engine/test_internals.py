@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from fusedadam.tensors import internals
+from fusedadam.engine.changes import internals
 
 
 def word(address, k):

@@ -18,8 +18,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from fusedadam.codegen import numba_cache
-from fusedadam.engine.snapshot_names import *
-from fusedadam.tensors.internals import HALF_WORD, INLINE
+from fusedadam.engine.changes.internals import HALF_WORD, INLINE
+from fusedadam.engine.changes.names import *
 
 TYPE = 1  # the word of any Python object that says what it is
 WORD = 8  # bytes
@@ -181,7 +181,7 @@ def same_objects(a, objects, known, count):
 
 @numba_cache.function("int64(CPointer(int64))", error_model="numpy")
 def look(a):
-    """``a``: the words that snapshot_names.py lists. Returns SAME, MOVED or CHANGED."""
+    """``a``: the words that names.py lists. Returns SAME, MOVED or CHANGED."""
     if not same_objects(a, a[PARAMS], a[KNOWN_PARAMS], a[N_PARAMS]):
         return CHANGED
     if not same_objects(a, a[OWNERS], a[KNOWN_OWNERS], a[N_OWNERS]):

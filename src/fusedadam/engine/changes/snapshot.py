@@ -2,7 +2,7 @@
 
 A launch table stays valid as long as every parameter, gradient and state has the address, dtype, shape, strides, device
 and dispatch keys (is it negated, is it zeros without memory?) that it had, and a storage that is large enough. In plain
-Python the comparison takes longer than the update of a small tensor, so a compiled loop (snapshot_loop.py) makes it,
+Python the comparison takes longer than the update of a small tensor, so a compiled loop (loop.py) makes it,
 where Numba is available and internals.py has found what it reads. A snapshot holds numbers, never tensors. The tensors
 that it has looked at go to the caller, who keeps them until the kernels are done.
 """
@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine import snapshot_names as names
+from fusedadam.engine.changes import internals, names
+from fusedadam.engine.changes.names import CHANGED, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
 from fusedadam.engine.geometry import Int64s
-from fusedadam.engine.snapshot_names import CHANGED, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
-from fusedadam.tensors import internals
 from fusedadam.tensors.layout import address_of, extent, has_memory
 from fusedadam.tensors.shards import is_dtensor, local
 
@@ -138,7 +137,7 @@ def prepare_loop() -> Callable[[Snapshot, Sequence[Any], list[Tensor], dict[Any,
     from fusedadam import codegen
     from fusedadam.codegen import object_code
 
-    text = Path(__file__).with_name("snapshot_loop.py").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("loop.py").read_text(encoding="utf-8")
     try:
         made_for = object_code.made_for() + inspect.getsource(names) + inspect.getsource(internals)
         loop, increment, enter = (
@@ -249,7 +248,7 @@ def _can_be_read(tensors: Sequence[Any]) -> bool:
 
 def _entry(state: Any, key: str) -> tuple[int, int]:
     """The word of a dict's keys that holds a value, and the shape of the keys; zeros if they are not where CPython 3.10
-    to 3.14 have them. See ``entry`` in snapshot_loop.py."""
+    to 3.14 have them. See ``entry`` in loop.py."""
     if type(state) is not dict or not (3, 10) <= sys.version_info[:2] <= (3, 14):
         return 0, 0
     keys = ctypes.c_uint64.from_address(id(state) + 8 * names.DICT_KEYS).value
