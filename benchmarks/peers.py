@@ -15,8 +15,8 @@ import torch
 import fusedadam
 from fusedadam.cli.contestants import PEERS
 from fusedadam.cli.harness.processes import Failed
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.declarations import State
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import State
 from fusedadam.rules.rule import Value, Values, rule
 
 Params = list[torch.nn.Parameter]

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fusedadam
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 
 COLUMNS = 8  # of the short rows
 TENSOR_PARALLEL = 8

@@ -16,9 +16,9 @@ os.environ.pop("COLUMNS", None)  # reports would be folded to this width
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fusedadam.optimizers import precision
+from fusedadam.contract import precision
 
-precision._told.append("the tests train bfloat16 parameters on purpose")  # tests/optimizers/test_precision.py
+precision._told.append("the tests train bfloat16 parameters on purpose")  # tests/contract/test_precision.py
 
 # The same examples in every run; `make test-all` draws its own. However slow the machine, neither fails for that.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])

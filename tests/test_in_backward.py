@@ -374,7 +374,7 @@ def test_clipping_that_is_asked_for_later_is_refused_too(change):
 
 
 def test_states_that_are_cleared_begin_anew():
-    """As without it: see the changes in tests/optimizers/test_base.py."""
+    """As without it: see the changes in tests/contract/test_base.py."""
     models, optimizers = pair(PLAIN["AdamW"])
     for model, optimizer in zip(models, optimizers, strict=True):
         train(model, optimizer, 2)

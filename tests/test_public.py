@@ -9,8 +9,8 @@ import pytest
 
 import fusedadam
 from fusedadam import backends
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.declarations import Backend
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import Backend
 
 OPTIMIZERS = [
     value for value in map(vars(fusedadam).get, fusedadam.__all__)

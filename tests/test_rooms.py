@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src/fusedadam"
 ORDER = [
     "compat", "machine", "codegen",  # leaves
     "tensors", "rules", "formats", "checks", "grouping", "ops", "schedules", "engine", "backends",
-    "optimizers", "clipping", "functional", "in_backward", "__init__", "ascend", "cli", "__main__",
+    "contract", "optimizers", "clipping", "functional", "in_backward", "__init__", "ascend", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def test_every_room_is_in_the_order_and_says_why_it_exists():
 
 
 @pytest.mark.parametrize(
-    "folder", ["codegen", "tensors", "rules", "formats", "engine", "engine/changes", "backends", "optimizers"]
+    "folder",
+    ["codegen", "tensors", "rules", "formats", "engine", "engine/changes", "backends", "contract", "optimizers"],
 )
 def test_a_room_names_each_of_its_files(folder):
     doc = ast.get_docstring(ast.parse((SOURCE / folder / "__init__.py").read_text("utf-8"))) or ""
@@ -71,7 +72,7 @@ TESTED_ELSEWHERE = {
     "engine/participant.py": "engine/test_plan.py",
     "machine.py": "cli/doctor/",
 }  # fmt: skip
-ROOMS = ("codegen", "tensors", "rules", "engine", "optimizers")
+ROOMS = ("codegen", "tensors", "rules", "engine", "contract", "optimizers")
 MODULES = [p for p in FILES if p.parent.name in ROOMS or p.parent == SOURCE or p.parent == SOURCE / "backends"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import fusedadam
 from fusedadam import checks, functional, ops, schedules
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100  # of a signature; longer ones are wrapped

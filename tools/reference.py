@@ -35,7 +35,7 @@ from fusedadam import ascend
 from fusedadam.ascend import aclnn, amp, on_cpu
 from fusedadam.ascend import npu as npu_module
 from fusedadam.ascend.missing import REPLACEMENTS
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 
 ROOT = Path(__file__).parents[1]
 PART = re.compile(

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusedadam import checks, functional, ops, schedules
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
 from fusedadam.grouping import param_groups
 from fusedadam.in_backward import step_in_backward
 from fusedadam.optimizers.adadelta import Adadelta
@@ -13,9 +15,7 @@ from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.adan import Adan
 from fusedadam.optimizers.ademamix import AdEMAMix
-from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import BertAdam
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, State
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.lion import Lion

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends, checks
+from fusedadam.contract import wrappers
 from fusedadam.engine.kept_launches import KeptLaunches, LaunchCache
 from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.engine.member import Member
-from fusedadam.optimizers import distributed
 from fusedadam.rules.clipping import clip_factor, total_norm
 from fusedadam.rules.ops import abs, largest, power, total  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, SpecializedRule, Value, Values, rule
@@ -97,7 +97,7 @@ def clip_grad_norm_(
     for k, param in enumerate(params):
         if not isinstance(param, Tensor):
             raise TypeError(f"parameters[{k}] is a {type(param).__name__}; it must be a parameter (a torch.Tensor)")
-    if distributed.are_flat(params):
+    if wrappers.are_flat(params):
         raise RuntimeError(
             "FullyShardedDataParallel has flattened and sharded these parameters, so each process has only some of the "
             "gradients; use the model's own clip_grad_norm_"
@@ -135,7 +135,7 @@ def _gradients(parameters: Iterable[Tensor], specialized: SpecializedRule) -> Gr
     for param in parameters:
         grad = param.grad
         if grad is None:
-            if id(param) not in found and distributed.is_waited_for(param, specialized):
+            if id(param) not in found and wrappers.is_waited_for(param, specialized):
                 absent.add(len(found))
                 found[id(param)] = param
             continue

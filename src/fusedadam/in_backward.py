@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusedadam.contract import nonfinite
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import Group
+from fusedadam.contract.stepper import Stepper, Targets
+from fusedadam.contract.wrappers import are_flat
 from fusedadam.engine.launch import NO_AMP
 from fusedadam.engine.plan import Plan
-from fusedadam.optimizers import nonfinite
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.distributed import are_flat
-from fusedadam.optimizers.stepper import Stepper, Targets
 from fusedadam.tensors.shards import sharding_of
 
 __all__ = ["step_in_backward"]

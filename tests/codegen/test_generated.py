@@ -23,7 +23,7 @@ print(param[0].item(), sum(kernel.was_cached for kernel in kernels))
 """
 
 HELPER = """
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 from fusedadam.rules.rule import Value, Values, Scalar, rule
 
 def helper(x):

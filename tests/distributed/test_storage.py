@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import fusedadam
 from fusedadam import compat
-from fusedadam.optimizers.stored import for_state_dict
+from fusedadam.contract.role_arrays import for_state_dict
 from fusedadam.tensors.factored import placements_in, shape_in
 from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
 from tests.distributed.reference import KINDS

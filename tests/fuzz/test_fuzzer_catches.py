@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import Phase
 
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.group_options import GroupOptions
 from fusedadam.engine import plan
 from fusedadam.engine.changes import snapshot
 from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.plan import Plan
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.group_options import GroupOptions
 from tests.fuzz.machine import fuzz, machine
 
 EXAMPLES = 300  # at most: the first failure ends the search

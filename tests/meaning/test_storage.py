@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fusedadam import AdamW
+from fusedadam.contract import role_arrays
 from fusedadam.formats import FORMATS, nearest, register
 from fusedadam.formats.noise import HALF, MULTIPLIERS, SPREAD, mixed, step_key
 from fusedadam.formats.tensors import load, store
-from fusedadam.optimizers import stored
 
 F32, BF16 = torch.float32, torch.bfloat16
 NEAREST = {"param": "bf16+8_nearest", "exp_avg": "slice8_nearest", "exp_avg_sq": "slice8_nearest"}
@@ -211,7 +211,7 @@ def moments(storage, steps=3000):
             param.grad = (torch.randn(64, 64, generator=generator) * sigma).to(BF16)
             optimizer.step()
         state = optimizer.state[param]
-        found.append([stored.value_of(n, state, AdamW.states).double().clone() for n in ("exp_avg", "exp_avg_sq")])
+        found.append([role_arrays.value_of(n, state, AdamW.states).double().clone() for n in ("exp_avg", "exp_avg_sq")])
     return found
 
 

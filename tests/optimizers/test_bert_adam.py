@@ -6,7 +6,7 @@ import pytest
 
 import fusedadam
 from fusedadam.optimizers.bert_adam import CLIPS
-from tests.optimizers.test_summing import assert_equal, leaves, train
+from tests.contract.test_summing import assert_equal, leaves, train
 
 
 def test_bert_adam_without_clipping():

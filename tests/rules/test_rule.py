@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fusedadam.ascend import apply_adam
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import State
 from fusedadam.optimizers.adamw import adam
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.declarations import State
 from fusedadam.rules.ops import maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Rule, RuleError, Scalar, Value, Values, rule
 from tests.support import PLACES

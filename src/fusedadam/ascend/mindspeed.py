@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import Group
 from fusedadam.optimizers import adamw
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 
 __all__ = ["AdamW", "FusedEmaAdamW", "FusedTorchAdamW"]

@@ -12,12 +12,12 @@ from torch.optim.optimizer import required
 
 from fusedadam import checks
 from fusedadam.clipping import clip_grad_norm_
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import Group
 from fusedadam.optimizers.adadelta import Adadelta
 from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
-from fusedadam.optimizers.base import FusedOptimizer, Params
 from fusedadam.optimizers.bert_adam import BertAdam
-from fusedadam.optimizers.declarations import Group
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD

@@ -15,7 +15,7 @@ import torch
 
 from fusedadam.cli.optimizer_names import optimizer_class, optimizers
 from fusedadam.cli.peers import BertAdamLoop, LambLoop, TorchAdamWWithEma, Yardstick
-from fusedadam.optimizers import storage
+from fusedadam.contract import storage
 
 OURS = "fusedadam"
 # Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.

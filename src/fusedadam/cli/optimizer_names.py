@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 
 ALL = "all"
 FIRST = ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")  # in every list

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

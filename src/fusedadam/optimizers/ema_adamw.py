@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fusedadam import checks
-from fusedadam.optimizers import distributed, stored, weights
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract import role_arrays, weights, wrappers
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -128,10 +128,10 @@ class EmaAdamW(FusedOptimizer):
 
         Refuses steps inside, which would be lost when the trained weights come back.
         """
-        distributed.check_has_all_averages(self)
+        wrappers.check_has_all_averages(self)
         self._refresh_copies()
         averaged = [(param, self._average(param)) for param, state in self.state.items() if "ema_params" in state]
-        sharded = distributed.fsdp_modules([param for param, _ in averaged])
+        sharded = wrappers.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
         outer, is_back = self._no_steps, False
 
@@ -141,7 +141,7 @@ class EmaAdamW(FusedOptimizer):
                 with torch.no_grad():
                     for (param, _), before in zip(averaged, trained, strict=True):
                         param.copy_(before)
-                distributed.drop_gathered(sharded)
+                wrappers.drop_gathered(sharded)
                 is_back = True
 
         with contextlib.ExitStack() as stack:
@@ -152,7 +152,7 @@ class EmaAdamW(FusedOptimizer):
             with torch.no_grad():
                 for param, ema in averaged:
                     param.copy_(ema)
-            distributed.drop_gathered(sharded)
+            wrappers.drop_gathered(sharded)
             yield
 
     def ema_state_dict(self, model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class EmaAdamW(FusedOptimizer):
         Entries are recognized by their memory, under any name. Raises if a parameter of the model has an average, but
         no entry.
         """
-        distributed.check_has_all_averages(self)
+        wrappers.check_has_all_averages(self)
         self._refresh_copies()
 
         def average_of(param: Tensor) -> Tensor | None:
@@ -180,6 +180,6 @@ class EmaAdamW(FusedOptimizer):
         average: Tensor = state["ema_params"]
         if average.dtype == (dtype or param.dtype) or "ema_params_low" not in state:
             return average
-        whole = stored.value_of("ema_params", state, self.states)
+        whole = role_arrays.value_of("ema_params", state, self.states)
         assert whole is not None
         return with_local(param.detach(), whole)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State, clips
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State, clips
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clip_factor, tensor_norm, total_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

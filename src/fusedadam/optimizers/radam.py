@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.contract import role_arrays, wrappers
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
+from fusedadam.contract.storage import Storage
 from fusedadam.formats.tensors import split_of, store
-from fusedadam.optimizers import distributed, stored
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.optimizers.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import divide, minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -131,7 +131,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
 
     @torch.no_grad()
     def _switch(self, to_train: bool) -> None:
-        distributed.check_has_all_averages(self)
+        wrappers.check_has_all_averages(self)
         self._refresh_copies()
         groups = [group for group in self.param_groups if bool(group["train_mode"]) != to_train]
         moved = [(p, group) for group in groups for p in group["params"] if "z" in self.state.get(p, {})]
@@ -144,7 +144,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
             self._put_averages(moved)
         for group in groups:
             group["train_mode"] = to_train
-        distributed.drop_gathered(distributed.fsdp_modules([param for param, _ in moved]))
+        wrappers.drop_gathered(wrappers.fsdp_modules([param for param, _ in moved]))
 
     def _put_averages(self, moved: list[tuple[Tensor, Group]]) -> None:
         trained: dict[Tensor, Tensor] = {}
@@ -160,7 +160,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
 
     def _x(self, y: Tensor, param: Tensor, group: Group) -> Tensor:
         """The average that belongs to ``y``, in the dtype of ``y``."""
-        whole, beta1 = stored.weight_of(y, self.state[param]), float(group["betas"][0])
+        whole, beta1 = role_arrays.weight_of(y, self.state[param]), float(group["betas"][0])
         z = self._z(param, whole)
         return (z + (whole - z) / beta1).to(y.dtype)
 
@@ -175,7 +175,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
         return value
 
     def _put_y(self, param: Tensor, y: Tensor) -> None:
-        here, low = local(param.detach()), self.state[param].get(stored.LOW)
+        here, low = local(param.detach()), self.state[param].get(role_arrays.LOW)
         if low is None or y is self._trained.get(param):
             here.copy_(y)
         elif here.dtype == torch.bfloat16:
@@ -186,7 +186,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
 
     def _z(self, param: Tensor, like: Tensor) -> Tensor:
         """In float32 at least."""
-        z = stored.value_of("z", self.state[param], self.states)
+        z = role_arrays.value_of("z", self.state[param], self.states)
         assert z is not None
         return z.to(like.device, torch.promote_types(like.dtype, torch.float32))
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.base import FusedOptimizer, Params
-from fusedadam.optimizers.declarations import OPTIONS, Backend, State
-from fusedadam.optimizers.storage import Storage
+from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.declarations import OPTIONS, Backend, State
+from fusedadam.contract.storage import Storage
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

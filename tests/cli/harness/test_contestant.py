@@ -11,7 +11,7 @@ from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import contestants
 from fusedadam.cli.harness import contestant
 from fusedadam.cli.harness.timing import parameters_with_gradients
-from fusedadam.optimizers.base import FusedOptimizer
+from fusedadam.contract.base import FusedOptimizer
 
 F32, BF16 = torch.float32, torch.bfloat16
 

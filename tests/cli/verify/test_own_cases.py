@@ -15,8 +15,8 @@ from fusedadam.cli.verify.cases import MIXES, OF_ALL, together
 from fusedadam.cli.verify.own_cases import own_cases
 from fusedadam.cli.verify.run import verify
 from fusedadam.cli.verify.steps import Place
+from fusedadam.contract.storage import PRESETS
 from fusedadam.ops import clipped_by_norm, power
-from fusedadam.optimizers.storage import PRESETS
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 EAGER = Place("cpu", "eager")

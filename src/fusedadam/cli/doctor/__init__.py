@@ -13,7 +13,7 @@ from fusedadam.cli import frame
 from fusedadam.cli.doctor.facts import NEVER_TESTED, Cache, Device, Facts, Threads, gather
 from fusedadam.cli.doctor.problems import Problem, find
 from fusedadam.cli.folding import fold
-from fusedadam.optimizers.memory import readable
+from fusedadam.contract.memory import readable
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusedadam.ascend.device import VARIABLE as DEVICE_VARIABLE
 from fusedadam.cli.doctor.facts import Facts
 from fusedadam.codegen import cache_files
-from fusedadam.optimizers.memory import readable
+from fusedadam.contract.memory import readable
 from fusedadam.tensors.cuda_driver import GRAPHS_VARIABLE
 
 OUR_VARIABLES = (cache_files.VARIABLE, GRAPHS_VARIABLE, DEVICE_VARIABLE)

@@ -11,10 +11,10 @@ from torch import Tensor
 from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.storage import choose
 from fusedadam.engine.participant import arrays_of
 from fusedadam.formats import FORMATS
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.storage import choose
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
 

@@ -29,8 +29,8 @@ from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
 from fusedadam.cli.verify.own_cases import own_cases
 from fusedadam.cli.verify.run import Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
+from fusedadam.contract.storage import PRESETS
 from fusedadam.machine import cores
-from fusedadam.optimizers.storage import PRESETS
 
 MOST_JOBS = 4  # more gain little, and each takes memory on a GPU
 CASES_SHOWN, EACH_SHOWN = 4, 2  # of failures; --json has all

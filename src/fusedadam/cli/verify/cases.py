@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fusedadam.cli.optimizer_names import optimizers
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.storage import PRESETS
 from fusedadam.formats import FORMAT_OF_DTYPE, names
-from fusedadam.optimizers.base import FusedOptimizer
 from fusedadam.optimizers.bert_adam import CLIPS
-from fusedadam.optimizers.storage import PRESETS
 from fusedadam.schedules import SCHEDULES
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64

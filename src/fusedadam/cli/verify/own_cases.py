@@ -17,9 +17,9 @@ from torch import Tensor
 from fusedadam.cli.optimizer_names import optimizer_class
 from fusedadam.cli.verify.cases import BF16, F16, F32, MIXES, OF_ALL, Case
 from fusedadam.cli.verify.judge_any import calls
-from fusedadam.optimizers.agreement import options_read
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.storage import PRESETS
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.class_checks import options_read
+from fusedadam.contract.storage import PRESETS
 from fusedadam.rules.ops import power
 
 Options: TypeAlias = tuple[tuple[str, Any], ...]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import F64, Member
-from fusedadam.optimizers.stored import value_of, weight_of
+from fusedadam.contract.role_arrays import value_of, weight_of
 
 STEPS = 3
 SCALE = 1024.0  # of gradients, as by a GradScaler: a power of two, so that no bit is lost

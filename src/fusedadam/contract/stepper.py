@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from fusedadam import backends
+from fusedadam.contract import complex_params, role_arrays, storage, wrappers
+from fusedadam.contract.declarations import Group
+from fusedadam.contract.group_options import Flags, GroupOptions, Options
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.launch import NO_AMP, Amp
@@ -19,15 +22,12 @@ from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
-from fusedadam.optimizers import complex_params, distributed, storage, stored
-from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.group_options import Flags, GroupOptions, Options
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 ATTEMPTS = 10  # to find the same tensors twice, while other threads may replace them
 
@@ -122,7 +122,7 @@ class Stepper:
         one was found, here or elsewhere, if anyone has looked."""
         plan, params, tensors, hyper_parameters, amp = prepared
         if amp.found_inf is not None:
-            found_inf = distributed.found_anywhere(amp.found_inf, plan.meshes)
+            found_inf = wrappers.found_anywhere(amp.found_inf, plan.meshes)
             if plan.is_hosted and found_inf.item() != 0:
                 return found_inf
             amp = amp._replace(found_inf=found_inf)
@@ -181,7 +181,7 @@ class Stepper:
 
     def check_flat_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if the rule sums over parameters that FSDP1 has flattened."""
-        if distributed.are_flat(params) and self.has_sums(groups):
+        if wrappers.are_flat(params) and self.has_sums(groups):
             raise ValueError(
                 f"{self._optimizer.__name__} sums over parameters and their rows, which FullyShardedDataParallel has "
                 "flattened and sharded; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or "
@@ -218,7 +218,7 @@ class Stepper:
     def _make_plan(self, targets: Targets, flags: list[Flags], key: PlanKey, amp: Amp) -> Plan:
         params, rule, norms = targets.params, self._optimizer.rule, key.measures_norms
         self.check_sums(targets.groups, params)
-        if norms and distributed.are_flat(params):
+        if norms and wrappers.are_flat(params):
             raise ValueError(
                 "watch_norms=True measures whole parameters, which FullyShardedDataParallel has flattened and sharded; "
                 "shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or set watch_norms=False"
@@ -231,7 +231,7 @@ class Stepper:
                 if grad is not None or is_dtensor(param):
                     complex_params.check(self._optimizer, group, param)  # options may have changed
                     specialized = rule.specialize(chosen, param, (), norms)
-                    if grad is not None or distributed.is_waited_for(param, specialized):
+                    if grad is not None or wrappers.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
                         formats = storage.choose(self._optimizer, group, param, specialized.roles).formats
                         deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
@@ -250,4 +250,4 @@ class Stepper:
     def _new_state(
         self, param: Tensor, group: Group, formats: Mapping[str, str], role: str, before: StateDict
     ) -> StateDict:
-        return stored.arrays_of(role, param, group, formats.get(role), self._optimizer.states, before)
+        return role_arrays.arrays_of(role, param, group, formats.get(role), self._optimizer.states, before)

@@ -7,9 +7,9 @@ import torch
 
 import fusedadam
 from fusedadam import ascend
+from fusedadam.contract.base import FusedOptimizer
+from fusedadam.contract.declarations import OPTIONS, State
 from fusedadam.optimizers.adamw import adam
-from fusedadam.optimizers.base import FusedOptimizer
-from fusedadam.optimizers.declarations import OPTIONS, State
 
 CLASSES = [fusedadam.AdamW, fusedadam.Adam, fusedadam.AdamP, fusedadam.BertAdam, fusedadam.EmaAdamW]
 CLASSES += [ascend.NpuFusedAdamW, ascend.NpuFusedAdamP, ascend.NpuFusedBertAdam, ascend.FusedEmaAdamW]

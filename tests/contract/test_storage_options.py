@@ -27,8 +27,8 @@ from fusedadam import (
     RMSpropTF,
     ScheduleFreeAdamW,
 )
-from fusedadam.optimizers import storage
-from fusedadam.optimizers.stored import value_of
+from fusedadam.contract import storage
+from fusedadam.contract.role_arrays import value_of
 
 BF16, F32, F16, F64 = torch.bfloat16, torch.float32, torch.float16, torch.float64
 

@@ -17,7 +17,7 @@ from fusedadam.tensors.shards import is_dtensor, sharding_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 
 def is_waited_for(param: Tensor, specialized: SpecializedRule) -> bool:

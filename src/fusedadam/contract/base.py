@@ -16,27 +16,27 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fusedadam import backends, checks
-from fusedadam.engine.launch import NO_AMP, Amp, norm_of
-from fusedadam.optimizers import (
-    agreement,
+from fusedadam.contract import (
     callers,
     capture,
+    class_checks,
     complex_params,
     conversion,
-    distributed,
     memory,
     nonfinite,
     norms,
     precision,
+    role_arrays,
     spelling,
     state_dicts,
     storage,
-    stored,
     weights,
+    wrappers,
 )
-from fusedadam.optimizers.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
-from fusedadam.optimizers.group_options import Options
-from fusedadam.optimizers.stepper import Stepper, Targets
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
+from fusedadam.contract.group_options import Options
+from fusedadam.contract.stepper import Stepper, Targets
+from fusedadam.engine.launch import NO_AMP, Amp, norm_of
 from fusedadam.rules.rule import PARAM_FLAGS, Rule, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 
@@ -91,10 +91,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             return
         cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
         if "states" in cls.__dict__:
-            cls.states = agreement.as_the_rule_says(cls)
+            cls.states = class_checks.as_the_rule_says(cls)
         # a wrapper may subclass an optimizer for its type alone, as Lightning does, with another __init__
         if "rule" in cls.__dict__ and not cls.__module__.startswith("fusedadam."):
-            agreement.check_class(cls)
+            class_checks.check_class(cls)
 
     def __init__(self, params: Params, **options: Any) -> None:
         """``options``: the defaults of all groups."""
@@ -106,7 +106,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         # a set stays one: torch 2.15 warns that it has no order
         given: Any = params if isinstance(params, (Tensor, Mapping, set)) else list(params)
         self.check(options)
-        agreement.check_options(type(self), options)
+        class_checks.check_options(type(self), options)
         with _restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
         self._stepper.check_sums(self.param_groups, self._params())
@@ -144,7 +144,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
                 self.check({**self.defaults, **param_group})
-                agreement.check_effects(type(self), {**self.defaults, **param_group})
+                class_checks.check_effects(type(self), {**self.defaults, **param_group})
             count = len(self.param_groups)
             try:
                 super().add_param_group(param_group)
@@ -189,7 +189,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "this optimizer steps in backward, where gradients would still be scaled by the GradScaler; use "
                 "bfloat16 without a scaler, or do not step in backward"
             )
-        if distributed.are_flat(self._params()):  # whether another process has found an infinity is not known here
+        if wrappers.are_flat(self._params()):  # whether another process has found an infinity is not known here
             return False
         return not callers.lightning_asks_about_unscaling()
 
@@ -327,7 +327,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for param, state in self.state.items():
                 for name in copies:
-                    stored.refresh_copy(name, param, state, self.states)
+                    role_arrays.refresh_copy(name, param, state, self.states)
 
     def _check_may_step(self) -> None:
         if self._no_steps is not None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers.declarations import Check, Derive, Group
+from fusedadam.contract.declarations import Check, Derive, Group
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 
 def _peak_lr(name: str, value: Any) -> None:

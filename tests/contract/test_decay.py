@@ -11,7 +11,7 @@ import torch
 
 import fusedadam
 from fusedadam.ascend.mindspeed import FusedEmaAdamW
-from fusedadam.optimizers import decay
+from fusedadam.contract import decay
 from tests.support import F64, QUICK_PLACES
 
 DECOUPLED = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.optimizers import spelling
+from fusedadam.contract import spelling
 
 PUBLIC = [getattr(fusedadam, name) for name in fusedadam.__all__]
 CLASSES = [c for c in PUBLIC if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and hasattr(c, "rule")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.optimizers import precision
+from fusedadam.contract import precision
 
 BF16 = torch.bfloat16
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedadam.optimizers import conversion, storage
-from fusedadam.optimizers.group_options import for_check
-from fusedadam.optimizers.stored import LOW, for_state_dict, loaded_as
+from fusedadam.contract import conversion, storage
+from fusedadam.contract.group_options import for_check
+from fusedadam.contract.role_arrays import LOW, for_state_dict, loaded_as
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMATS
-from fusedadam.optimizers.declarations import Group, State
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 # options that a rule has to use, and the values with which they do nothing
 NEUTRAL: dict[str, Any] = {"maximize": False, "weight_decay": 0, "max_grad_norm": None}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fusedadam.optimizers.group_options import names_on_device
+from fusedadam.contract.group_options import names_on_device
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 
 def check_may_be_captured(optimizer: FusedOptimizer) -> None:

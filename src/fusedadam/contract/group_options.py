@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.optimizers import storage
-from fusedadam.optimizers.agreement import Recorded
-from fusedadam.optimizers.declarations import Group
+from fusedadam.contract import storage
+from fusedadam.contract.class_checks import Recorded
+from fusedadam.contract.declarations import Group
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 LARGEST_ROUNDING_ERROR = 1e-12  # of a learning rate that should be 0
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.contract.declarations import Group
+from fusedadam.contract.storage import States, may_hold
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape, names_in
 from fusedadam.formats.plain import F32
 from fusedadam.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
-from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.storage import States, may_hold
 from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.layout import row_major_strides

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WITHIN = ("fusedadam.optimizers", "fusedadam.in_backward", "torch.", "contextlib", "functools")
+WITHIN = ("fusedadam.contract", "fusedadam.optimizers", "fusedadam.in_backward", "torch.", "contextlib", "functools")
 _told: list[str] = []  # the optimizer that was warned of
 
 

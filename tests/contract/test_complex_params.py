@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam.contract.base import FusedOptimizer
 from fusedadam.in_backward import step_in_backward
-from fusedadam.optimizers.base import FusedOptimizer
 from tests.meaning.test_complex import C64, C128, TAKING, leaves, numbers, train
 
 REFUSING = sorted(

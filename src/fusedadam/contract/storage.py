@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
-from fusedadam.optimizers.declarations import Group, State
 from fusedadam.tensors.shards import cuts_blocks
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 Storage: TypeAlias = str | Mapping[str, str] | None
 States: TypeAlias = Mapping[str, State]

@@ -1,7 +1,7 @@
 """Steps that are left out because a gradient is not finite (``skip_nonfinite=True``).
 
 The device decides, as with a GradScaler: kernels write nothing if ``found_inf`` says so, and the host does not wait to
-learn it. Processes that share parameters decide together (``distributed.found_anywhere``).
+learn it. Processes that share parameters decide together (``wrappers.found_anywhere``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fusedadam.contract.declarations import Group
+from fusedadam.contract.wrappers import are_flat
 from fusedadam.formats import FORMAT_OF_DTYPE
-from fusedadam.optimizers.declarations import Group
-from fusedadam.optimizers.distributed import are_flat
 from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.shards import local
 

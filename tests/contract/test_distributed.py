@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.optimizers import distributed
+from fusedadam.contract import wrappers
 
 
 def flat():
@@ -33,9 +33,9 @@ def test_a_norm_that_is_switched_on_later_is_refused_by_the_next_step():
 
 def test_averages_of_flat_parameters_are_refused():
     with pytest.raises(RuntimeError, match="averages would not reach the model"):
-        distributed.check_has_all_averages(fusedadam.EmaAdamW([flat()]))
+        wrappers.check_has_all_averages(fusedadam.EmaAdamW([flat()]))
 
 
 def test_an_infinity_is_asked_of_nobody_where_nothing_is_sharded():
     found_inf = torch.ones(1)
-    assert distributed.found_anywhere(found_inf, []) is found_inf
+    assert wrappers.found_anywhere(found_inf, []) is found_inf

@@ -18,7 +18,7 @@ from tests.contract.common import (
     tensors,
     train,
 )
-from tests.optimizers.test_conversion import ours_with
+from tests.contract.test_conversion import ours_with
 from tests.support import BF16, F16, F32, F64
 
 

@@ -10,7 +10,7 @@ import torch
 
 import fusedadam
 from fusedadam import OPTIONS, FusedOptimizer, Scalar, State, Value, Values, ascend, checks, rule
-from fusedadam.optimizers import agreement
+from fusedadam.contract import class_checks
 
 PUBLIC = [getattr(fusedadam, name) for name in fusedadam.__all__] + [getattr(ascend, name) for name in ascend.__all__]
 CLASSES = [c for c in PUBLIC if isinstance(c, type) and issubclass(c, FusedOptimizer) and hasattr(c, "rule")]
@@ -42,7 +42,7 @@ def whole(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mod
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_the_classes_of_this_package_agree_with_their_rules(cls):
     """They are not checked when they are imported."""
-    agreement.check_class(cls)
+    class_checks.check_class(cls)
 
 
 def test_three_betas():

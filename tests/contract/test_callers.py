@@ -9,7 +9,7 @@ import importlib
 
 import pytest
 
-from fusedadam.optimizers import callers
+from fusedadam.contract import callers
 
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"

@@ -13,7 +13,7 @@ import torch
 
 import fusedadam
 from fusedadam import backends
-from fusedadam.optimizers import memory
+from fusedadam.contract import memory
 
 BF16, F32 = torch.bfloat16, torch.float32
 STEP_BYTES = 4

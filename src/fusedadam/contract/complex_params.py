@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fusedadam.contract.declarations import Group
 from fusedadam.formats import names
-from fusedadam.optimizers.declarations import Group
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 # Options that only real numbers give a meaning to, and why
 FOR_REALS = {

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
+from fusedadam.contract.role_arrays import from_state_dict, kept_as
+from fusedadam.contract.storage import States
 from fusedadam.formats import BLOCK, arrays_by_suffix, block_shape, names_in
-from fusedadam.optimizers.storage import States
-from fusedadam.optimizers.stored import from_state_dict, kept_as
 from fusedadam.tensors.factored import distributed_in, shape_in
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing

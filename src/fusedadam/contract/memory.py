@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import backends
+from fusedadam.contract import storage
 from fusedadam.formats import FORMATS, names
-from fusedadam.optimizers import storage
 from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.shards import local
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 PARAMETERS, GRADIENTS, TABLES = "parameters", "gradients", "launch tables"
 

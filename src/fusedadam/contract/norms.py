@@ -20,7 +20,7 @@ from fusedadam.rules.norms import REPORTS
 from fusedadam.tensors.transfer import sent
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 GRAD, UPDATE, WEIGHT = range(len(REPORTS))
 

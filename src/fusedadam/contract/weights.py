@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusedadam.contract import role_arrays, storage
 from fusedadam.formats import FORMATS
 from fusedadam.formats.tensors import store
-from fusedadam.optimizers import storage, stored
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, memory_of, with_local
 
 if TYPE_CHECKING:
-    from fusedadam.optimizers.base import FusedOptimizer
+    from fusedadam.contract.base import FusedOptimizer
 
 
 def replaced(
@@ -65,7 +65,7 @@ def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
     def value_of(param: Tensor) -> Tensor | None:
         if is_lazy(param) or not param.is_floating_point() or param.dtype == torch.float64:
             return None
-        weight = stored.weight_of(param, optimizer.state.get(param, {}))
+        weight = role_arrays.weight_of(param, optimizer.state.get(param, {}))
         return with_local(param.detach(), weight.to(torch.float32, copy=True))
 
     return replaced(optimizer, model, value_of, "float32 values", "remove the hook, or save the optimizer's state dict")
@@ -103,10 +103,10 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
         model.load_state_dict(given)
     finally:  # torch loads what fits, and only then refuses the rest
         for param in targets.values():
-            optimizer.state.get(param, {}).pop(stored.LOW, None)  # they were another weight's
+            optimizer.state.get(param, {}).pop(role_arrays.LOW, None)  # they were another weight's
         for param, (high, low) in split.items():
             local(param).copy_(high)
-            optimizer.state[param][stored.LOW] = low
+            optimizer.state[param][role_arrays.LOW] = low
             optimizer.state[param].setdefault("step", torch.zeros((), device="cpu"))
         optimizer._stepper.forget_plans()
     for param in targets.values():
@@ -120,23 +120,23 @@ def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -
     formats = optimizer.storage_of(group, param).formats
     state.setdefault("step", torch.zeros((), device="cpu"))
     for role in roles:
-        if role in optimizer.states and stored.kept_as(role, state, optimizer.states) is None:
-            state.update(stored.arrays_of(role, param, group, formats.get(role), optimizer.states, state))
+        if role in optimizer.states and role_arrays.kept_as(role, state, optimizer.states) is None:
+            state.update(role_arrays.arrays_of(role, param, group, formats.get(role), optimizer.states, state))
 
 
 def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
     wide = {}
     for key, state in state_dict["state"].items():
-        state = {name: stored.from_state_dict(name, value) for name, value in state.items()}
-        kept = {name: value for name, value in state.items() if name != stored.LOW}
+        state = {name: role_arrays.from_state_dict(name, value) for name, value in state.items()}
+        kept = {name: value for name, value in state.items() if name != role_arrays.LOW}
         for role in states:
-            fmt = stored.kept_as(role, state, states)
-            stored.check_whole(role, state, fmt)
+            fmt = role_arrays.kept_as(role, state, states)
+            role_arrays.check_whole(role, state, fmt)
             is_complex = role in state and state[role].is_complex()  # then it is one plain tensor already
             if fmt is not None and fmt.name not in ("f32", "f64") and not is_complex:
                 arrays = fmt.array_names(role)
-                value = stored.value_of(role, state, states)
+                value = role_arrays.value_of(role, state, states)
                 assert value is not None
                 whole = with_local(state[arrays[0]], value.float())
                 position = list(kept).index(arrays[0])
