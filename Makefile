@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 REQUIRED ?= --constraint constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test test-all test-torch suite fuzz lint bench docs clean
+.PHONY: demo test test-more test-all test-torch suite fuzz lint bench docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m fusedadam demo
@@ -13,10 +13,17 @@ demo: $(VENV)/ready
 # Several workers share the cores: their threads must not wait for each other by spinning.
 PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test: lint suite
+# Lint runs beside the tests; what it finds is printed last, where it is not overlooked.
+test: $(VENV)/ready
+	@found=$$(mktemp); $(MAKE) --no-print-directory lint >$$found 2>&1 & lint=$$!; $(MAKE) --no-print-directory suite; suite=$$?; \
+	if wait $$lint; then lint=0; echo "lint: passed"; else lint=1; cat $$found; fi; rm -f $$found; exit $$((suite || lint))
 
 suite: $(VENV)/ready
-	$(PYTEST) -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive and not more"
+
+# Commands, trainers, restarts, the site and the wheel as a whole.
+test-more: $(VENV)/ready
+	$(PYTEST) -m "more and not exhaustive"
 
 test-all: lint
 	$(PYTEST) --hypothesis-profile=random -o faulthandler_timeout=7200
@@ -24,7 +31,7 @@ test-all: lint
 # The suite with another torch, in an environment of its own, which may take gigabytes: make test-torch VERSION=2.6.0
 test-torch:
 	@test -n "$(VERSION)" || { echo "VERSION is missing, as in: make test-torch VERSION=2.6.0"; exit 2; }
-	$(MAKE) suite VENV=.venv-torch-$(VERSION) \
+	$(MAKE) suite test-more VENV=.venv-torch-$(VERSION) \
 	  REQUIRED="torch==$(VERSION) $(addprefix --constraint ,$(wildcard constraints/torch-$(VERSION).txt))"
 
 # Random programs beside torch.optim, other ones in each run; prints the shortest program that fails.

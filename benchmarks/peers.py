@@ -1,19 +1,19 @@
-"""What speed.py and small.py measure beside plain optimizers: scaled gradients, DTensors, clipping and others.
+"""What speed.py and small.py measure: peers of the catalog, and what an optimizer is measured with besides.
 
 Each is called with parameters and options and returns an object with ``step()``; tables show its ``__name__``.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 import fusedadam
-from fusedadam.cli.contestants import PEERS
+from fusedadam.catalog import CATALOG, Peer
 from fusedadam.cli.harness.processes import Failed
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import State
@@ -21,133 +21,98 @@ from fusedadam.rules.rule import Value, Values, rule
 
 Params = list[torch.nn.Parameter]
 Make = Callable[..., Any]
+# With a learning rate that is relative to the parameters, as ours
+TRANSFORMERS = {"lr": 1e-2, "scale_parameter": True, "relative_step": False, "warmup_init": False}
+# Beside those of the catalog: as fast as it gets, and as most packages have them. By package and optimizer.
+MORE = {
+    **{f"optimi {name}": Peer("optimi", f"optimi:{name}") for name in ("Lion", "Adan", "RAdam")},
+    **{f"loop {name}": Peer("pytorch_optimizer", f"pytorch_optimizer:{name}") for name in ("Lion", "Adan")},
+    "transformers Adafactor": Peer("transformers", "transformers.optimization:Adafactor", TRANSFORMERS),
+}
 
 
-def torch_fused(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, fused=True, **options)
+def beside(optimizer: str, by: str | None = None) -> Make:
+    """What ours is compared with: the first peer in the catalog, or the one of this name, or one of those above."""
+    known = (peer for peer in CATALOG[optimizer].peers if by in (None, peer.name))
+    peer = MORE.get(f"{by} {optimizer}") or next(known)
 
+    def made(params: Params, **options: Any) -> Any:
+        if not peer.installed:
+            raise Failed(f"{peer.name} is not installed")
+        return peer.make(params, **options)
 
-def torch_sgd(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, fused=True, **options)
-
-
-def torch_rmsprop(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(params, foreach=True, **options)  # there is no fused one
-
-
-def torch_adadelta(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adadelta(params, foreach=True, **options)  # there is no fused one
-
-
-def torch_radam(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.RAdam(params, foreach=True, **options)  # there is no fused one
-
-
-def torch_nadam(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.NAdam(params, foreach=True, **options)  # there is no fused one
-
-
-def torch_adafactor(params: Params, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(params, foreach=True, **options)  # there is no fused one
-
-
-def packaged(package: str, name: str, **always: Any) -> Make:
-    """The class ``name`` of another package, with options that make it as fast as it gets."""
-
-    def made(params: Params, **options: Any) -> torch.optim.Optimizer:
-        if importlib.util.find_spec(package) is None:
-            raise Failed(f"{package} is not installed")
-        optimizer: torch.optim.Optimizer = getattr(importlib.import_module(package), name)(params, **always, **options)
-        return optimizer
-
-    made.__name__ = package.replace("_", "-")
+    made.__name__ = peer.name
     return made
 
 
-adamp = packaged("adamp", "AdamP")  # as its authors published it
+torch_fused, adamp = beside("AdamW"), beside("AdamP")
 
 
-def transformers_adafactor(params: Params, **options: Any) -> torch.optim.Optimizer:
-    """With a learning rate that is relative to the parameters, as ours."""
-    if importlib.util.find_spec("transformers") is None:
-        raise Failed("transformers is not installed")
-    module = importlib.import_module("transformers.optimization")
-    made: torch.optim.Optimizer = module.Adafactor(
-        params, lr=1e-2, scale_parameter=True, relative_step=False, warmup_init=False, **options
-    )
-    return made
+def named(name: str) -> Callable[[Make], Make]:
+    def rename(make: Make) -> Make:
+        make.__name__ = name
+        return make
 
-
-transformers_adafactor.__name__ = "transformers"
+    return rename
 
 
 def scaled(make: Make) -> Make:
     """With scaled gradients, as torch.amp.GradScaler passes them to an optimizer that can unscale them itself. Both
     leave them unscaled, so the scale is -1: gradients that are used again must not become smaller and smaller."""
 
+    @named(f"{make.__name__}, scaled")
     def made(params: Params, **options: Any) -> Any:
         optimizer, device = make(params, **options), params[0].device
         optimizer.grad_scale, optimizer.found_inf = -torch.ones((), device=device), torch.zeros((), device=device)
         return optimizer
 
-    made.__name__ = f"{make.__name__}, scaled"
     return made
 
 
 def skipping(make: Make) -> Make:
     """Ours, with a look at every gradient before the step."""
-
-    def made(params: Params, **options: Any) -> Any:
-        return make(params, skip_nonfinite=True, **options)
-
-    made.__name__ = f"{make.__name__}, skip_nonfinite"
-    return made
-
-
-def schedule_free(params: Params, **options: Any) -> Any:
-    """The authors', with foreach."""
-    (peer,) = PEERS["ScheduleFreeAdamW"]
-    if not peer.installed:
-        raise Failed(f"{peer.package} is not installed")
-    return peer.make(params, **options)
+    return named(f"{make.__name__}, skip_nonfinite")(lambda params, **own: make(params, skip_nonfinite=True, **own))
 
 
 def with_tensor_lr(make: Make) -> Make:
     """With a learning rate on the parameters' device."""
+    rate = functools.partial(torch.tensor, 1e-3)
+    return named(f"{make.__name__}, tensor lr")(
+        lambda params, **own: make(params, lr=rate(device=params[0].device), **own)
+    )
 
+
+def on_dtensors(make: Make) -> Make:
+    """With DTensors in a single process, which measures what they cost on the host."""
+    return named(f"{make.__name__}, DTensors")(lambda params, **own: make(_sharded(params), **own))
+
+
+def changing(make: Make, option: str, values: Iterable[Any], how: str) -> Make:
+    """With another value of an option before every step."""
+
+    @named(f"{make.__name__}, {how}")
     def made(params: Params, **options: Any) -> Any:
-        return make(params, lr=torch.tensor(1e-3, device=params[0].device), **options)
-
-    made.__name__ = f"{make.__name__}, tensor lr"
-    return made
-
-
-def scheduled(make: Make) -> Make:
-    """With a learning rate that changes before every step, as most schedulers do it."""
-
-    def made(params: Params, **options: Any) -> Any:
-        optimizer = make(params, **options)
-        step, numbers = optimizer.step, itertools.count(1)
+        optimizer, following = make(params, **options), itertools.cycle(values)
+        step = optimizer.step
 
         def next_step() -> None:
-            optimizer.param_groups[0]["lr"] = 1e-3 / next(numbers)
+            optimizer.param_groups[0][option] = next(following)
             step()
 
         optimizer.step = next_step
         return optimizer
 
-    made.__name__ = f"{make.__name__}, scheduled"
     return made
 
 
-def on_dtensors(make: Make) -> Make:
-    """With DTensors in a single process, which measures what they cost on the host."""
+def scheduled(make: Make) -> Make:
+    """As most schedulers do it."""
+    return changing(make, "lr", [1e-3 / number for number in range(1, 10_000)], "scheduled")
 
-    def made(params: Params, **options: Any) -> Any:
-        return make(_sharded(params), **options)
 
-    made.__name__ = f"{make.__name__}, DTensors"
-    return made
+def cycling(make: Make) -> Make:
+    """As OneCycleLR does it."""
+    return changing(make, "betas", [(0.85 + 0.1 * abs(1 - k / 5000), 0.999) for k in range(10_000)], "betas cycle")
 
 
 def _sharded(params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""Rows of a table of speeds, ours beside a peer, for speed.py and cycling.py; fusedadam.cli.harness measures them."""
+"""Rows of a table of speeds, ours beside a peer, for speed.py; fusedadam.cli.harness measures them."""
 
 from __future__ import annotations
 

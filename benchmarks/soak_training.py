@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from peers import adamp
+from peers import adamp, beside, torch_fused
 from torch import Tensor, nn
 
 import fusedadam
-from fusedadam.cli.peers import BertAdamLoop
 
 # Each happens in every so many steps.
 MISSING_GRADIENT, INFINITY, LOAD, REPLACE, EVALUATE = 7, 11, 13, 19, 5
@@ -64,21 +63,17 @@ class Task(NamedTuple):
     steady: bool = False  # only lr, betas and gradients ever change, so that all caches stay valid
 
 
-def _torch_fused(params: Any, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, fused=True, **options)
-
-
 def _ema_adamw(params: Any, **options: Any) -> torch.optim.Optimizer:
     return fusedadam.EmaAdamW(params, ema_warmup=False, **options)
 
 
 DECAY = {"weight_decay": 0.01}
 TASKS = [
-    Task("AdamW, steady", fusedadam.AdamW, _torch_fused, DECAY, "inside", steady=True),
-    Task("AdamW", fusedadam.AdamW, _torch_fused, DECAY, "before"),
+    Task("AdamW, steady", fusedadam.AdamW, torch_fused, DECAY, "inside", steady=True),
+    Task("AdamW", fusedadam.AdamW, torch_fused, DECAY, "before"),
     Task("EmaAdamW", _ema_adamw, AdamWWithAverage, {**DECAY, "ema_decay": 0.95}, "inside"),
     Task("AdamP", fusedadam.AdamP, adamp, DECAY, "before"),
-    Task("BertAdam", fusedadam.BertAdam, BertAdamLoop, DECAY),
+    Task("BertAdam", fusedadam.BertAdam, beside("BertAdam"), DECAY),
 ]
 
 

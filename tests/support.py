@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fusedadam import backends
-from fusedadam.cli.verify.judge import ulp
+from fusedadam.cli.verify.bounded import ulp
 from fusedadam.clipping import clip
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.member import Member
+from fusedadam.engine.options import Options
 from fusedadam.formats import compute_dtype
 from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adafactor import adafactor
@@ -98,7 +99,15 @@ SCHEDULE_FREE = {**ADAM, "warmup": 5.0}
 NADAM = {**ADAM, "anneal": 0.96**0.004}
 ADAFACTOR = {"lr": 1e-2, "beta2_decay": -0.8, "eps1": 1e-3, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
 ADAFACTOR |= {"max_grad_norm": 1.5}
-ADEMAMIX = {**ADAM, "beta3": 0.999, "alpha": 2.0, "alpha_warmup": 5.0}
+ADEMAMIX = {
+    **ADAM,
+    "beta3": 0.999,
+    "log_beta1": -0.105,
+    "log_beta3": -1e-3,
+    "beta3_warmup": 1.0,
+    "schedule": "constant",
+}
+ADEMAMIX |= {"alpha": 2.0, "alpha_warmup": 5.0}
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,14 @@ SUMMING = [
 SIGNED = ("z", "exp_avg_diff", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")
 
 
+def sums(make: Callable[..., Any]) -> bool:
+    """Whether a step of an optimizer depends on sums over elements."""
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = make([param])
+    flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
+    return optimizer.rule.specialize(flags, param).has_sums
+
+
 def draw(
     case: Case, shapes: Iterable[tuple[int, ...]], dtypes: Sequence[torch.dtype], seed: int = 0
 ) -> list[dict[str, Tensor]]:
@@ -226,7 +243,13 @@ def apply_in_place(
         [Member(case.rule.specialize(case.flags, own["param"], deferred), chosen, own) for own in roles]
     )
     launches.set_scalars([scalars], np.zeros(len(roles), dtype=np.int64))
-    launches.execute(roles, [own["param"] for own in roles], Amp(**amp))
+    launches.execute(roles, Amp(**amp))
+
+
+def options_of(hyper_parameters: Sequence[Any], revisions: Iterator[int] = itertools.count(1)) -> Options:  # noqa: B008
+    """The options of each group, other ones than before."""
+    revision = next(revisions)
+    return Options([], list(hyper_parameters), [], False, revision, revision)
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None) -> list[dict[str, Tensor]]:
@@ -237,7 +260,8 @@ def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None)
         specialized = case.rule.specialize(case.flags, own["param"])
         flags = case.flags | {n: ask(own["param"]) for n, ask in PARAM_FLAGS.items() if n in case.rule.flags}
         values = {r: own[r].double() if r in own else None for r in case.rule.roles}
-        of_param = {n: torch.tensor(float(ask(own["param"])), dtype=F64) for n, ask in PARAM_SCALARS.items()}
+        param = own["param"]
+        of_param = {n: torch.tensor(float(ask(param, param.dtype)), dtype=F64) for n, ask in PARAM_SCALARS.items()}
         own = {n: value for n, value in of_param.items() if n in case.rule.scalar_names}
         new = case.rule(**values, **scalars, **own, **flags)
         results.append({r: v for r, v in zip(case.rule.returned, new, strict=True) if r in specialized.outputs})

@@ -272,23 +272,6 @@ def test_parameters_may_be_moved_between_steps():
     assert_same(*optimizers)
 
 
-@pytest.mark.parametrize("copied", ["deepcopy", "load"])
-def test_a_copy_of_the_optimizer_is_a_plain_one(copied):
-    """The hooks are the model's; a copy has parameters of its own, without them."""
-    model = Small()
-    optimizer = train(model, step_in_backward(model, PLAIN["AdamW"]), 2)
-    twin = copy.deepcopy(optimizer) if copied == "deepcopy" else PLAIN["AdamW"](list(Small().parameters()))
-    if copied == "load":
-        twin.load_state_dict(optimizer.state_dict())
-    before = [p.detach().clone() for p in params_of(twin)]
-    train(model, optimizer, 2)
-    assert_same([p.detach() for p in params_of(twin)], before)
-    for p in params_of(twin):
-        p.grad = torch.ones_like(p)
-    twin.step()
-    assert all(state["step"] == 3 for state in twin.state.values())
-
-
 # EMA
 
 
@@ -401,7 +384,9 @@ def test_gradients_that_accumulate_are_refused_before_anything_is_written():
     optimizer = step_in_backward(model, PLAIN["EmaAdamW"])
     model(batch(0)).backward()
     before = copy.deepcopy([p.detach() for p in params_of(optimizer)])
-    with pytest.raises(RuntimeError, match=r"backward\(\) was called again before optimizer.step\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"a second gradient before optimizer.step\(\).*backward\(\) was called again"
+    ):
         model(batch(1)).backward()
     assert_same([p.detach() for p in params_of(optimizer)], before)
     optimizer.zero_grad()

@@ -5,14 +5,11 @@ Every number comes from the first table of that page, which has the output of be
 
 from __future__ import annotations
 
-import copy
 import io
 import re
-from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from fusedadam.cli import charts
 
@@ -36,15 +33,9 @@ ON_H200 = {
 }
 
 WIDTH, MARGIN, BAR, ROW, TOP = 600, 20, 22, 58, 72  # pixels
-LIGHT = {
-    "card": "#f6f8fa",
-    "text": "#1f2328",
-    "quiet": "#59636e",
-    "peer": "#d1d9e0",
-    "ours": "#3f51b5",
-    "on": "#fffffe",
-}
-DARK = {"card": "#1b1f27", "text": "#e6e8ec", "quiet": "#9aa4b2", "peer": "#3b4350", "ours": "#8c9eff", "on": "#10131a"}
+NAMES = ("card", "text", "quiet", "peer", "ours", "on")
+LIGHT = dict(zip(NAMES, ("#f6f8fa", "#1f2328", "#59636e", "#d1d9e0", "#3f51b5", "#fffffe"), strict=True))
+DARK = dict(zip(NAMES, ("#1b1f27", "#e6e8ec", "#9aa4b2", "#3b4350", "#8c9eff", "#10131a"), strict=True))
 
 
 def figures() -> dict[str, tuple[str, str, str, str, str]]:
@@ -84,10 +75,7 @@ def picture() -> str:
         axes.barh(y, length, thickness, x, align="edge", color=LIGHT[color])
 
     text(MARGIN, 32, "One optimizer.step() on an NVIDIA H200", fontsize=18, weight="bold")
-    for x, color, words in (
-        (MARGIN, "ours", "fusedadam"),
-        (MARGIN + 110, "peer", "baseline: the full bar"),
-    ):
+    for x, color, words in ((MARGIN, "ours", "fusedadam"), (MARGIN + 110, "peer", "baseline: the full bar")):
         bar(x, 45, 12, 12, color)
         text(x + 18, 56, words, "quiet")
     length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN
@@ -105,41 +93,24 @@ def picture() -> str:
             text(MARGIN + part - 8, y + 44, f"{in_words(ours)} ms", "on", ha="right", weight="bold")
         text(right - 8, y + 44, f"{in_words(theirs)} ms", ha="right")
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
-    drawn = svg(figure, told, {color: f"var(--{name})" for name, color in LIGHT.items()})
-    begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-    return drawn.replace("<svg ", begin, 1).replace(">", f">\n{style()}", 1) + "\n"
+    return _with_style(_svg(figure), f'width="{WIDTH}" height="{height}" role="img" aria-label="{told}"')
 
 
-def svg(figure: Figure, title: str, colors: Mapping[str, str]) -> str:
-    """An ``<svg>`` element for a page. ``colors``: what to write for a color, such as a variable of the page's CSS.
-
-    It has no ids and refers to nothing, so that several fit into one page.
-    """
+def _svg(figure: Figure) -> str:
     import matplotlib
 
     content = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fusedadam"}):
-        figure.savefig(content, format="svg")
-    root = ElementTree.fromstring(content.getvalue())
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
-    known = {element.get("id"): element for element in root.iter()}
-    for parent in list(root.iter()):
-        for index, child in reversed(list(enumerate(parent))):
-            if child.tag in ("defs", "metadata"):
-                parent.remove(child)
-            elif child.tag == "use":
-                moved = {"transform": f"translate({child.get('x')} {child.get('y')})", "style": child.get("style", "")}
-                parent[index] = ElementTree.Element("g", moved)
-                parent[index].append(copy.deepcopy(known[child.get("href", "")[1:]]))
-    for element in root.iter():
-        element.attrib = {name: v for name, v in element.attrib.items() if name not in ("id", "clip-path")}
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
-    text = ElementTree.tostring(root, encoding="unicode")
-    for color, written in colors.items():
-        text = text.replace(color, written)
-    return text
+        figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    return content.getvalue().replace(" \n", "\n")
+
+
+def _with_style(svg: str, attributes: str) -> str:
+    """Colors are variables of CSS, which has them for light and dark pages."""
+    for name, color in LIGHT.items():
+        svg = svg.replace(color, f"var(--{name})")
+    svg = re.sub(r'width="[^"]*pt" height="[^"]*pt"', attributes, svg, count=1)
+    return re.sub(r"(<svg [^>]*>)", rf"\1\n{style()}", svg, count=1)
 
 
 def style() -> str:

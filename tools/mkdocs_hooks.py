@@ -1,4 +1,5 @@
-"""Hooks for mkdocs: add pages from elsewhere in the repository, rewrite links to them, and turn formulas into MathML.
+"""Hooks for mkdocs: add pages from elsewhere in the repository and those of the optimizers, rewrite links to them, and
+turn formulas into MathML.
 
 Pages are also read on a code host, so their links are paths in the repository. If the site has no page for a link's
 target (a source file, the licence), it shows the text without a link.
@@ -17,6 +18,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from fusedadam.catalog import CATALOG
+
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "README.md": "index.md",
@@ -29,6 +32,13 @@ LIVES_AT = {page: source for source, page in ELSEWHERE.items()}
 LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<path>[^()#\s:]+)(?P<anchor>#[^()\s]*)?\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds the page of each optimizer after their overview."""
+    (pages,) = [section["Optimizers"] for section in config.nav or [] if "Optimizers" in section]
+    pages[1:1] = [{entry.name: f"optimizers/{entry.page}.md"} for entry in CATALOG.values()]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from api import api
+from docstrings import cell, entries, markdown, sections, summary, table
 from figures import figures, in_words
 
 import fusedadam
@@ -35,7 +36,9 @@ from fusedadam import ascend
 from fusedadam.ascend import aclnn, amp, on_cpu
 from fusedadam.ascend import npu as npu_module
 from fusedadam.ascend.missing import REPLACEMENTS
+from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
+from fusedadam.rules.rule import PARAM_FLAGS
 
 ROOT = Path(__file__).parents[1]
 PART = re.compile(
@@ -43,40 +46,10 @@ PART = re.compile(
     r"(?P<end><!-- end -->)",
     re.DOTALL,
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# the dtypes of parameters and states; None: the parameter's own
+MIXES = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)]
 
-# Variants that differ in bytes moved: label, options, and the shape of a parameter
-VARIANTS: Mapping[str, list[tuple[str, dict[str, Any], tuple[int, ...]]]] = {
-    "AdamW": [("default options", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
-              ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "Adam": [("default options", {}, (8,)), ("`amsgrad=True`", {"amsgrad": True}, (8,)),
-             ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "EmaAdamW": [("default options", {}, (8,)), ("`ema_dtype=torch.float32`", {"ema_dtype": torch.float32}, (8,)),
-                 ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "AdamP": [("matrices, convolutions", {}, (8, 8)), ("with `nesterov=True`", {"nesterov": True}, (8, 8)),
-              ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8, 8)), ("biases, other vectors", {}, (8,))],
-    "BertAdam": [("default options", {}, (8,)), ("`max_grad_norm=None`", {"max_grad_norm": None}, (8,))],
-    "SGD": [("`momentum=0.9`", {"momentum": 0.9}, (8,)), ("default options", {}, (8,)),
-            ("`momentum=0.9`, `max_grad_norm=1.0`", {"momentum": 0.9, "max_grad_norm": 1.0}, (8,))],
-    "RMSprop": [("default options", {}, (8,)), ("`momentum=0.9`", {"momentum": 0.9}, (8,)),
-                ("`momentum=0.9, centered=True`", {"momentum": 0.9, "centered": True}, (8,)),
-                ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "RMSpropTF": [("`momentum=0.9`", {"momentum": 0.9}, (8,)), ("default options", {}, (8,)),
-                  ("`momentum=0.9, centered=True`", {"momentum": 0.9, "centered": True}, (8,)),
-                  ("`momentum=0.9, max_grad_norm=1.0`", {"momentum": 0.9, "max_grad_norm": 1.0}, (8,))],
-    "Adadelta": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "Lamb": [("default options", {}, (8,)), ("`adam=True`", {"adam": True}, (8,)),
-             ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "RAdam": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "NAdam": [("default options", {}, (1024,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (1024,))],
-    "Adafactor": [("matrices of 1,024 by 1,024", {}, (1024, 1024)),
-                  ("with `max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (1024, 1024)),
-                  ("biases, other vectors", {}, (1024,))],
-    "Adan": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "AdEMAMix": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "Lion": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-    "ScheduleFreeAdamW": [("default options", {}, (8,)), ("`max_grad_norm=1.0`", {"max_grad_norm": 1.0}, (8,))],
-}  # fmt: skip
+SIDE = 1024  # of the matrices, and the length of the vectors, whose bytes are counted
 
 
 def main(arguments: list[str]) -> int:
@@ -130,14 +103,13 @@ def arguments(name: str) -> str:
     described = _described(name)
     if set(described) != set(parameters):
         raise ValueError(f"{name} takes {sorted(parameters)}, but its docstring describes {sorted(described)}")
-    rows = ["| argument | default | meaning |", "|---|---|---|"]
+    rows = []
     for argument, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        rows.append(f"| `{argument}` | {default} | {described[argument]} |")
+        rows.append(f"`{argument}` | {default} | {described[argument]}")
     by_keyword = next((n for n, p in parameters.items() if p.kind == p.KEYWORD_ONLY), None)
-    if by_keyword is not None:
-        rows += ["", f"`{by_keyword}` and the arguments after it are keyword-only."]
-    return "\n".join(rows)
+    note = f"\n\n`{by_keyword}` and the arguments after it are keyword-only." if by_keyword is not None else ""
+    return table("argument | default | meaning", rows) + note
 
 
 def _public(name: str) -> Any:
@@ -149,25 +121,14 @@ def _public(name: str) -> Any:
 
 def _described(name: str) -> dict[str, str]:
     """The description of each argument; "as for" another class is resolved to that class's description."""
-    doc = inspect.getdoc(_public(name)) or ""
-    if "Args:" not in doc:
+    listed = sections(_public(name)).get("Args")
+    if listed is None:
         raise ValueError(f"the docstring of {name} does not describe its arguments")
-    section = re.split(r"\n(?=\S)", doc.partition("Args:\n")[2])[0]
-    entries: dict[str, str] = {}
-    for entry in re.split(r"\n(?=\S)", textwrap.dedent(section).strip()):
-        names, _, text = entry.partition(": ")
-        text = re.sub(r"\s+", " ", text).strip()
+    described: dict[str, str] = {}
+    for names, text in entries(listed):
         elsewhere = re.fullmatch(r"as for :\w+:`(\w+)`", text)
-        for argument in names.split(", "):
-            entries[argument] = _described(elsewhere[1])[argument] if elsewhere else _markdown(text)
-    return entries
-
-
-def _markdown(text: str) -> str:
-    text = re.sub(r"`([^`<]+) <(https?:[^>]+)>`_", r"[\1](\2)", text)
-    text = re.sub(r":math:`([^`]*)`", r"$\1$", text)
-    text = re.sub(r":\w+:`([^`]*)`", r"`\1`", text)
-    return text.replace("``", "`").replace("|", r"\|")
+        described |= {name: _described(elsewhere[1])[name] if elsewhere else cell(markdown(text)) for name in names}
+    return described
 
 
 # bytes that a step moves, from the rule
@@ -175,34 +136,40 @@ def _markdown(text: str) -> str:
 
 def cost(name: str) -> str:
     """The cost table of one optimizer, for the options that change it."""
-    header = "| bytes a parameter | in float32 | in bfloat16 | in bfloat16, moments in float32 |"
-    rows = [header, "|---|---|---|---|"]
-    for words, options, shape in VARIANTS[name]:
-        cells = [_cell(name, options, shape, *dtypes) for dtypes in _mixes()]
-        rows.append(f"| {words} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    rows = []
+    for words, options, shape in variants(name):
+        both = (bytes_a_parameter(name, options, shape, *dtypes) for dtypes in MIXES)
+        cells = (f"{_digits(moved)} moved, {_digits(kept)} kept" for moved, kept in both)
+        rows.append(" | ".join([words, *cells]))
+    return table("bytes a parameter | in float32 | in bfloat16 | in bfloat16, moments in float32", rows)
+
+
+def variants(name: str) -> list[tuple[str, Mapping[str, Any], tuple[int, ...]]]:
+    """What differs in bytes moved: a label, options, and the shape of a parameter."""
+    entry = CATALOG[name]
+    labels = [", ".join(f"{option}={value!r}" for option, value in options.items()) for options in entry.costs]
+    if not PARAM_FLAGS.keys() & set(entry.cls.rule.flags):
+        own = [f"`{label}`" if label else "default options" for label in labels]
+        return [(label, options, (SIDE,)) for label, options in zip(own, entry.costs, strict=True)]
+    own = [f"with `{label}`" if label else f"matrices of {SIDE:,} by {SIDE:,}" for label in labels]
+    matrices = [(label, options, (SIDE, SIDE)) for label, options in zip(own, entry.costs, strict=True)]
+    return [*matrices, ("biases, other vectors", {}, (SIDE,))]
 
 
 def costs() -> str:
-    rows = ["| optimizer | a step moves: float32 | bfloat16 | state: float32 | bfloat16 |", "|---|---|---|---|---|"]
-    for name, variants in VARIANTS.items():
-        _, options, shape = variants[0]
-        both = [bytes_a_parameter(name, options, shape, dtype, None) for dtype in DTYPES.values()]
+    rows = []
+    for name, entry in CATALOG.items():
+        _, options, shape = variants(name)[0]
+        both = [bytes_a_parameter(name, options, shape, *dtypes) for dtypes in MIXES[:2]]
         moved, kept = zip(*both, strict=True)
-        page = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-        for divided in ("adam-w", "adam-p", "ad-emamix"):
-            page = page.replace(divided, divided.replace("-", ""))
-        rows.append(f"| [{name}]({page}.md) | " + " | ".join(map(_digits, (*moved, *kept))) + " |")
-    return "\n".join(rows)
+        rows.append(" | ".join([f"[{name}]({entry.page}.md)", *map(_digits, (*moved, *kept))]))
+    return table("optimizer | a step moves: float32 | bfloat16 | state: float32 | bfloat16", rows)
 
 
-def _mixes() -> list[tuple[torch.dtype, torch.dtype | None]]:
-    return [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)]
-
-
-def _cell(name: str, options: dict[str, Any], shape: tuple[int, ...], *dtypes: Any) -> str:
-    moved, kept = bytes_a_parameter(name, options, shape, *dtypes)
-    return f"{_digits(moved)} moved, {_digits(kept)} kept"
+def which() -> str:
+    """Which optimizer for what."""
+    rows = [f"{one.when} | [{one.name}]({one.page}.md) | {one.because}" for one in CATALOG.values()]
+    return table("you train | use | because", rows)
 
 
 def _digits(count: float) -> str:
@@ -231,14 +198,18 @@ def bytes_a_parameter(
 
 
 def rule(name: str) -> str:
-    """The body of the rule, as in the source."""
-    update = getattr(fusedadam, name).rule.update
-    lines = inspect.getsource(update).splitlines()
+    """The body of the rule, and of its opening, as in the source."""
+    update, opening = getattr(fusedadam, name).rule.update, getattr(fusedadam, name).rule.opening
+    bodies = [_body(function) for function in (opening, update) if function is not None]
+    return "\n".join(["```", *bodies, "```"])
+
+
+def _body(function: Callable[..., Any]) -> str:
+    lines = inspect.getsource(function).splitlines()
     tree = ast.parse(textwrap.dedent("\n".join(lines))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    body = [node for node in tree.body if not isinstance(node, ast.Return)]
-    text = textwrap.dedent("\n".join(lines[body[0].lineno - 1 : body[-1].end_lineno]))
-    return f"```\n{text}\n```"
+    body = [node for node in tree.body if not isinstance(node, (ast.Return, ast.Expr))]  # nor a docstring
+    return textwrap.dedent("\n".join(lines[body[0].lineno - 1 : body[-1].end_lineno]))
 
 
 # what scripts for Ascend find, from the stand-in packages
@@ -246,47 +217,39 @@ def rule(name: str) -> str:
 
 def provided(package: str) -> str:
     """A row for each name that a stand-in package exports."""
-    rows = ["| name | what it is here |", "|---|---|"]
+    rows = []
     with warnings.catch_warnings(), ascend.install("cpu"):
         root = importlib.import_module(package)
         inside = pkgutil.walk_packages(root.__path__, f"{package}.")
         for module in (root, *(importlib.import_module(found.name) for found in inside)):
             for name in getattr(module, "__all__", ()):
                 if not inspect.ismodule(getattr(module, name)):
-                    rows.append(f"| `{module.__name__}.{name}` | {_summary(getattr(module, name))} |")
-    return "\n".join(rows)
+                    rows.append(f"`{module.__name__}.{name}` | {summary(getattr(module, name))}")
+    return table("name | what it is here", rows)
 
 
 def cann() -> str:
-    rows = ["| name | what it is here |", "|---|---|"]
     names = [name for name in aclnn.__all__ if name.startswith("acl")]
-    return "\n".join([*rows, *(f"| `{name}` | {_summary(getattr(aclnn, name))} |" for name in names)])
+    return table("name | what it is here", (f"`{name}` | {summary(getattr(aclnn, name))}" for name in names))
 
 
 def npu() -> str:
     """A row for each name of torch.npu where "npu" means the CPU."""
-    rows = ["| `torch.npu.` | on a GPU | on a CPU |", "|---|---|---|"]
+    rows = []
     ours = {name: value for module in (on_cpu, npu_module) for name, value in vars(module).items()}
     for name, value in sorted(ours.items()):
         is_own = getattr(value, "__module__", "") in (npu_module.__name__, on_cpu.__name__)
         if is_own and not name.startswith("_"):
             on_gpu = "the same" if name in vars(npu_module) else f"`torch.cuda.{name}`"
-            rows.append(f"| `{name}` | {on_gpu} | {_summary(value) or 'works'} |")
-    rows += [f"| `amp.{name}` | the same | {_summary(getattr(amp, name))} |" for name in amp.__all__]
+            rows.append(f"`{name}` | {on_gpu} | {summary(value) or 'works'}")
+    rows += [f"`amp.{name}` | the same | {summary(getattr(amp, name))}" for name in amp.__all__]
     compilers = "accepted, with one warning: it configures Ascend's compiler"
-    rows += [f"| `{name}` | the same | {compilers} |" for name in (*npu_module.SWITCHES, *npu_module.SETTINGS)]
-    return "\n".join(rows)
+    rows += [f"`{name}` | the same | {compilers}" for name in (*npu_module.SWITCHES, *npu_module.SETTINGS)]
+    return table("`torch.npu.` | on a GPU | on a CPU", rows)
 
 
 def missing() -> str:
-    rows = ["| not provided | use instead |", "|---|---|"]
-    return "\n".join([*rows, *(f"| `{name}` | {instead} |" for name, instead in REPLACEMENTS.items())])
-
-
-def _summary(value: Any) -> str:
-    """The first sentence of a docstring, without its full stop."""
-    first = re.sub(r"\s+", " ", (inspect.getdoc(value) or "").split("\n\n")[0])
-    return _markdown(re.split(r"\.(?: |$)", first)[0])
+    return table("not provided | use instead", (f"`{name}` | {instead}" for name, instead in REPLACEMENTS.items()))
 
 
 # measured figures
@@ -302,16 +265,16 @@ AS_FAST = "| H200: RAdam fp32, llama (a run of its own) |"
 
 
 def measured() -> str:
-    rows = ["| one `optimizer.step()` | fusedadam | baseline | times as fast |", "|---|---|---|---|"]
+    rows = []
     known = figures()
     for what, title in MEASURED.items():
         ours, _, peer, theirs, times = known[what]
-        rows.append(f"| {title} | {in_words(ours)} ms | {in_words(theirs)} ms, {peer} | {times} |")
+        rows.append(f"{title} | {in_words(ours)} ms | {in_words(theirs)} ms, {peer} | {times}")
     _, ours, peer, theirs, times = _row_of_performance(ON_CPU)
-    rows.append(f"| 2 CPU cores: AdamW, 33.5M parameters | {ours} ms | {theirs} ms, {peer} | {times} |")
+    rows.append(f"2 CPU cores: AdamW, 33.5M parameters | {ours} ms | {theirs} ms, {peer} | {times}")
     _, ours, _, theirs, times = _row_of_performance(AS_FAST)
-    rows.append(f"| H200: RAdam, 941M parameters | {ours} | {theirs}, optimi (a Triton kernel) | {times} |")
-    return "\n".join(rows)
+    rows.append(f"H200: RAdam, 941M parameters | {ours} | {theirs}, optimi (a Triton kernel) | {times}")
+    return table("one `optimizer.step()` | fusedadam | baseline | times as fast", rows)
 
 
 def _row_of_performance(begins: str) -> list[str]:
@@ -320,7 +283,8 @@ def _row_of_performance(begins: str) -> list[str]:
 
 
 PARTS: Mapping[str, Callable[..., str]] = {
-    made.__name__: made for made in (formula, arguments, cost, costs, rule, provided, cann, npu, missing, measured, api)
+    made.__name__: made
+    for made in (formula, arguments, cost, costs, which, rule, provided, cann, npu, missing, measured, api)
 }
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fusedadam import startup  # noqa: F401  # first: a command reacts to Ctrl-C during the imports below
+
+# isort: split
 from fusedadam import checks, functional, ops, schedules
 from fusedadam.clipping import clip_grad_norm_
 from fusedadam.contract.base import FusedOptimizer

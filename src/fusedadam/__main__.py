@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import fusedadam
 from fusedadam.cli import streams
-from fusedadam.cli.folding import fold
+from fusedadam.cli.display import fold
 from fusedadam.cli.frame import EXIT_CODES, FINE, INTERRUPTED, Folded, help_width, program
 
 # What each does, and an example.

@@ -158,11 +158,10 @@ def _run(grads: Gradients, flags: dict[str, bool], max_norm: float, order: float
         checks.no_shared_memory(("grad that is clipped", grad) for grad in grads.here)
     if kept is None:
         kept = _made(grads, flags)
-    kept.place()
     scalars, _ = clip.scalars_of([((max_norm, order), 0.0)])
     kept.launches.set_scalars(scalars, np.zeros(len(grads.here), dtype=np.int64))
     written = [g for k, g in enumerate(grads.wholes) if k not in grads.absent] if flags["scaled"] else []
-    kept.launches.execute([{"param": grad} for grad in grads.here] if kept.launches.needs_tensors else (), written)
+    kept.run([{"param": grad} for grad in grads.here] if kept.launches.needs_tensors else (), written)
     norm = norm_of(kept.launches, "norm")
     assert norm is not None
     LAUNCHES.give_back(key, kept)

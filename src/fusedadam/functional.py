@@ -207,13 +207,12 @@ class Update:
         kept, self._kept = self._kept, None
         if kept is None or not kept.is_for_this_stream:
             kept = self._made()
-        kept.place()
         launches = kept.launches
         scalars, order = self._rule.scalars_of([(self._options, float(step)) for step in self._steps])
         launches.set_scalars(scalars, np.array(order))
         written = [tensor for role in kept.outputs for tensor in self._all(role)]
         with torch.no_grad():
-            launches.execute(self._by_member() if launches.needs_tensors else (), written)
+            kept.run(self._by_member() if launches.needs_tensors else (), written)
         LAUNCHES.give_back(self._key, kept)
 
     def give_back(self) -> None:

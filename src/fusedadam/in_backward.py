@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
-from fusedadam.contract import nonfinite
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import Group
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.contract.wrappers import are_flat
 from fusedadam.engine.launch import NO_AMP
+from fusedadam.engine.options import Options
 from fusedadam.engine.plan import Plan
 from fusedadam.tensors.shards import sharding_of
 
@@ -30,6 +32,10 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
     in memory all at once. Results are the same as with ``step()``. The training loop stays as it is:
     ``optimizer.step()`` finds nothing left to update and marks the end of the iteration; schedulers and state dicts
     work as always.
+
+    Keep the optimizer: once it is deleted, or after ``optimizer.stop_in_backward()``, gradients accumulate as usual. A
+    copy of it (``copy.deepcopy``, ``pickle``) steps in backward too; copy it together with its model:
+    ``copy.deepcopy((model, optimizer))``.
 
     Refuses what needs all gradients at once: clipping by a norm over several parameters, gradients accumulated over
     several calls of ``backward()``, :class:`torch.amp.GradScaler` (use bfloat16), and
@@ -74,55 +80,86 @@ def step_in_backward(model: nn.Module, make_optimizer: Callable[[list[nn.Paramet
         raise TypeError(
             f"make_optimizer returned a {type(optimizer).__name__}; it must return an optimizer of fusedadam"
         )
-    optimizer._in_backward = InBackward(optimizer)
-    optimizer._in_backward.register_hooks([param for param in optimizer._params() if param.requires_grad])
+    _check(optimizer._stepper, optimizer._targets(), optimizer._options())
+    InBackward(optimizer._params()).begin(optimizer)
     return optimizer
 
 
-class InBackward:
-    """Steps of single parameters, under the options and with the states of the optimizer that they belong to."""
+class Hook:
+    """Called by autograd. It refers weakly to the optimizer, because Python's garbage collector does not see into hooks
+    of tensors: model and optimizer would keep each other alive forever."""
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = weakref.ref(optimizer)
+
+    def __call__(self, param: Tensor) -> None:
+        optimizer = self.optimizer()
+        if optimizer is not None and optimizer._in_backward is not None:
+            optimizer._in_backward.step(optimizer, param)
+
+
+class InBackward:
+    """Steps of single parameters, under the options and with the states of the optimizer that it belongs to.
+
+    ``params``: those that are stepped in backward, if they require a gradient.
+    """
+
+    def __init__(self, params: list[Tensor]) -> None:
         self.steppers: dict[Tensor, Stepper] = {}
         self._groups: dict[Tensor, Group] = {}
         self._updated: set[Tensor] = set()  # since the last call of optimizer.step()
-        self._hooks: list[Any] = []
-        self._check(optimizer._stepper, optimizer._targets())
+        self._params = [param for param in params if param.requires_grad]
+        self._remove_hooks: Callable[[], Any] | None = None
 
-    def register_hooks(self, params: list[Tensor]) -> None:
-        """Also removes hooks that an earlier optimizer put on these parameters."""
-        for hook in [h for param in params for h in (param._post_accumulate_grad_hooks or {}).values()]:
-            if isinstance(other := getattr(hook, "__self__", None), InBackward):
-                other.remove_hooks()
-        self._hooks = [param.register_post_accumulate_grad_hook(self.step) for param in params]
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have parameters of their own, without hooks; the optimizer's copy calls :meth:`begin`."""
+        return InBackward, (self._params,)
 
-    def remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._optimizer._in_backward = None
+    def begin(self, optimizer: FusedOptimizer) -> None:
+        """Puts hooks on the parameters, and removes those of an earlier optimizer."""
+        if self._remove_hooks is not None:  # of the original of a shallow copy, whose parameters are the same
+            optimizer._in_backward = None
+            return
+        for hook in [h for param in self._params for h in (param._post_accumulate_grad_hooks or {}).values()]:
+            if isinstance(hook, Hook) and (earlier := hook.optimizer()) is not None:
+                earlier.stop_in_backward()
+        handles: list[RemovableHandle] = []
+        self._remove_hooks = weakref.finalize(optimizer, _remove, handles)
+        optimizer._in_backward, hook = self, Hook(optimizer)
+        for param in self._params:
+            handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def end(self) -> None:
+        if self._remove_hooks is not None:
+            self._remove_hooks()
 
     @torch.no_grad()
-    def step(self, param: Tensor) -> None:
-        optimizer = self._optimizer
+    def step(self, optimizer: FusedOptimizer, param: Tensor) -> None:
         optimizer._check_may_step()
         if param in self._updated:
             raise RuntimeError(
-                "backward() was called again before optimizer.step(): gradients cannot be accumulated over several "
-                "calls when each is used at once; call optimizer.step() after every backward(), or, after one that "
-                "failed, optimizer.zero_grad()"
+                "a parameter has a second gradient before optimizer.step(), and the first has been used: backward() "
+                "was called again, or torch.utils.checkpoint with use_reentrant=True called it for each use of a "
+                "shared block; call optimizer.step() after every backward(), or, after one that failed, "
+                "optimizer.zero_grad(); checkpoint with use_reentrant=False"
             )
-        targets = Targets([self._group_of(param)], [[param]], {param: optimizer.state[param]})
-        stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer)))
-        self._check(stepper, targets)  # options may have changed
+        targets = Targets([self._group_of(optimizer, param)], [[param]], {param: optimizer.state[param]})
+        copies = optimizer._copies
+        stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer), copies))
+        options = stepper.read(targets.groups)
+        _check(stepper, targets, options)  # which may have changed
         if optimizer.watch_norms and sharding_of(param) is not None:
             raise ValueError(
                 "watch_norms=True would make stepping in backward wait for the other processes at every parameter that "
                 "is sharded among them; set watch_norms=False, or use optimizer.step()"
             )
-        optimizer._begin_copies()
+        is_followed = param in copies.params
         with torch._C.DisableTorchFunction():
-            stepper.run(stepper.prepare(targets, NO_AMP, optimizer.watch_norms))
+            prepared = stepper.prepare(targets, options, NO_AMP, optimizer.watch_norms)
+            if is_followed:
+                optimizer._refresh_copies([param])
+            stepper.run(prepared)
+        copies.params.pop(param, None)  # no step in backward is skipped
         self._updated.add(param)
         param.grad = None
 
@@ -155,27 +192,32 @@ class InBackward:
         reports = {k: self.steppers[param].report(name) for k, param in enumerate(params) if param in self.steppers}
         return {k: report[0] for k, report in reports.items() if report}
 
-    def _group_of(self, param: Tensor) -> Group:
-        groups = self._optimizer.param_groups
+    def _group_of(self, optimizer: FusedOptimizer, param: Tensor) -> Group:
+        groups = optimizer.param_groups
         known = self._groups.get(param)
         if known is None or not any(group is known for group in groups):
             self._groups[param] = next(g for g in groups if any(p is param for p in g["params"]))
         return self._groups[param]
 
-    @staticmethod
-    def _check(stepper: Stepper, targets: Targets) -> None:
-        if stepper.has_shared_sums(targets.groups):
-            raise ValueError(
-                "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
-                "max_grad_norm out (BertAdam: use clip='parameter')"
-            )
-        if nonfinite.is_asked_for(targets.groups):
-            raise ValueError(
-                "stepping in backward sees one gradient at a time, and could not skip a whole step; leave "
-                "skip_nonfinite out"
-            )
-        if stepper.has_sums(targets.groups) and any(sharding_of(param) is not None for param in targets.params):
-            raise ValueError(
-                "stepping in backward would wait for the other processes at every parameter, since this optimizer sums "
-                "over parameters that are sharded among them; use optimizer.step()"
-            )
+
+def _check(stepper: Stepper, targets: Targets, options: Options) -> None:
+    if stepper.has_shared_sums(targets.groups):
+        raise ValueError(
+            "stepping in backward sees one gradient at a time, and cannot clip by a norm over several; leave "
+            "max_grad_norm out (BertAdam: use clip='parameter')"
+        )
+    if options.skips_nonfinite:
+        raise ValueError(
+            "stepping in backward sees one gradient at a time, and could not skip a whole step; leave "
+            "skip_nonfinite out"
+        )
+    if stepper.has_sums(targets.groups) and any(sharding_of(param) is not None for param in targets.params):
+        raise ValueError(
+            "stepping in backward would wait for the other processes at every parameter, since this optimizer sums "
+            "over parameters that are sharded among them; use optimizer.step()"
+        )
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

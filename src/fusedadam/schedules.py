@@ -3,6 +3,7 @@
 Each rises linearly from 0 to 1 while ``x < warmup`` (no warm-up: ``warmup`` 0 or -1), and keeps its final value from
 ``x = 1`` on. ``x`` may be a number, an array or a tensor on any device, so there is no ``if`` in them.
 
+Example:
     >>> [round(warmup_linear(k / 10, warmup=0.2), 3) for k in (0, 1, 2, 6, 10, 12)]
     [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
 """
@@ -43,6 +44,7 @@ def warmup_poly(x: Any, warmup: float = -1) -> Any:
 SCHEDULES: dict[str, Callable[..., Any]] = {
     schedule.__name__: schedule for schedule in (warmup_cosine, warmup_constant, warmup_linear, warmup_poly)
 }
+"""BertAdam's schedules by name."""
 
 
 def _warmed_up(x: Any, warmup: float, later: Any) -> Any:

@@ -292,5 +292,5 @@ def test_help_is_shown(capsys):
 def test_after_two_dashes_a_script_may_begin_with_one(tmp_path):
     (tmp_path / "-m.py").write_text("import sys; print(sys.argv)", encoding="utf-8")
     command = [sys.executable, "-m", "fusedadam", "run", "-q", "--device", "cpu", "--", "-m.py", "-x"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert (done.stdout, done.stderr) == ("['-m.py', '-x']\n", "")

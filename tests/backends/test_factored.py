@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fusedadam
-from fusedadam import OPTIONS, FusedOptimizer, State
+from fusedadam import OPTIONS, Adafactor, FusedOptimizer, State
 from fusedadam.ops import largest, maximum, sqrt, sum_last, sum_second_last, tensor_sum, total
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.rule import ColumnValue, RowValue, Scalar, TensorValue, Value, Values, rule
 from tests.backends.test_storage import assert_same, trained
 from tests.backends.test_sums import available
-from tests.support import BF16, F16, F32, F64, PLACES, Case, apply, assert_same_bits, draw, exact
+from tests.support import BF16, F16, F32, F64, PLACES, QUICK_PLACES, Case, apply, assert_same_bits, draw, exact
 
 # one row, one column, more rows than a segment of a column has, rows longer than a segment, many small matrices
 SHAPES = [(5, 7), (1, 9), (9, 1), (70, 3), (130, 33), (1100, 2), (2, 8200), (300, 3, 3), (2, 3, 65, 4)]
@@ -122,8 +121,16 @@ def test_float64(case, dtype, rtol, backend):
         close(apply(case, roles, ("cpu", backend)), exact(case, roles), rtol)
 
 
-@EVERY
-@pytest.mark.parametrize("dtypes", [[F32], [F64], [BF16, F32, F32, F16]], ids=str)
+# every rule in two of three mixes, and in all of them in the exhaustive tests
+MIXES = [[F32], [F64], [BF16, F32, F32, F16]]
+CASES_AND_DTYPES = [
+    pytest.param(case, mix, id=f"{mix}-{case.id}", marks=[pytest.mark.exhaustive] if j and (j + k) % 2 else [])
+    for j, mix in enumerate(MIXES)
+    for k, case in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("case", "dtypes"), CASES_AND_DTYPES)
 def test_all_backends_give_the_same_bits(case, dtypes):
     roles, small = draw(case, SHAPES, dtypes, seed=1), draw(case, SMALL, dtypes, seed=2)
     assert_same_bits(apply(case, roles, ("cpu", "eager")), apply(case, roles, ("cpu", "numba")))
@@ -145,8 +152,14 @@ def test_parameters_without_elements_keep_their_states(case):
                     assert torch.equal(own[role], roles[k][role])
 
 
-@EVERY
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("case", "place"),
+    [
+        pytest.param(case, *place.values, id=f"{place.id}-{case.id}", marks=place.marks)
+        for case in CASES
+        for place in (PLACES if case.rule is over_all else QUICK_PLACES)
+    ],
+)
 def test_a_skipped_step_changes_nothing(case, place):
     roles = draw(case, SMALL, [F32], seed=3)
     scaled = [{**own, "grad": own["grad"] * 8} for own in roles]
@@ -228,7 +241,7 @@ def test_a_small_state_cannot_begin_as_a_copy_of_the_parameter():
 
 
 @pytest.mark.parametrize("backend", ["eager", "numba"])
-@pytest.mark.parametrize("make", [fusedadam.Adafactor, fusedadam.NAdam, EachInTheOthersSum])
+@pytest.mark.parametrize("make", [Adafactor, EachInTheOthersSum])
 def test_steps_with_infinite_gradients_change_nothing(make, backend):
     """Neither with a GradScaler nor with ``skip_nonfinite``; the step after that is the first."""
     for how in ("scaler", "skip_nonfinite"):

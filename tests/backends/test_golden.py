@@ -14,8 +14,8 @@ import torch
 
 import fusedadam
 from fusedadam import codegen
+from fusedadam.engine.device_scalars import AT_F32, NUMBER
 from fusedadam.engine.launch_table import STEP
-from fusedadam.engine.scalar_kernel import AT_F32, NUMBER
 
 FOLDER = Path(__file__).with_name("golden")
 OPTIMIZERS = {

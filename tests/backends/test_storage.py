@@ -7,53 +7,21 @@ import functools
 import pytest
 import torch
 
-from fusedadam import (
-    SGD,
-    Adadelta,
-    Adafactor,
-    Adam,
-    AdamP,
-    AdamW,
-    Adan,
-    AdEMAMix,
-    BertAdam,
-    EmaAdamW,
-    Lamb,
-    Lion,
-    NAdam,
-    RAdam,
-    RMSpropTF,
-    ScheduleFreeAdamW,
-)
+from fusedadam import AdamW, RMSpropTF
+from fusedadam.catalog import CATALOG
 from tests.support import PLACES
 
 BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
 # blocks in one row and several, a row that is no multiple of a tile, three dimensions, what is not eligible
 SHAPES = [(65, 64), (2, 33, 96), (4, 1056), (50,), (33, 40)]
-RULES = {
-    "AdamW": AdamW,
-    "Adam": functools.partial(Adam, weight_decay=0.1),
+RULES = {entry.name: entry.tested[entry.name] for entry in CATALOG.values()}
+RULES |= {
     "AMSGrad": functools.partial(AdamW, amsgrad=True),
     "clipped": functools.partial(AdamW, max_grad_norm=1.0),
-    "AdamP": AdamP,
-    "BertAdam": BertAdam,
-    "EmaAdamW": functools.partial(EmaAdamW, ema_decay=0.9),
-    "SGD": functools.partial(SGD, momentum=0.9),
-    "RMSpropTF": functools.partial(RMSpropTF, momentum=0.9),
     "centered": functools.partial(RMSpropTF, momentum=0.9, centered=True),
-    "Adadelta": Adadelta,
-    "Lamb": Lamb,
-    "Lion": Lion,
-    "AdEMAMix": AdEMAMix,
-    "Adan": Adan,
-    "RAdam": RAdam,
-    "NAdam": NAdam,
-    "Adafactor": Adafactor,
-    "ScheduleFreeAdamW": ScheduleFreeAdamW,
 }
 # the quick tests ask about 8 bits, and not the interpreter
-FEW = ("SGD", "RMSpropTF", "centered", "Adadelta", "Lamb", "Lion", "AdEMAMix", "Adan", "RAdam", "ScheduleFreeAdamW")
-FEW += ("NAdam", "Adafactor")
+FEW = ["centered", *(entry.name for entry in CATALOG.values() if not entry.core)]
 
 
 def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):

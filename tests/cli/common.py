@@ -79,7 +79,7 @@ def in_terminal(
                 os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone in the foreground
                 interrupt_when = None
             assert time.monotonic() < end, seen
-        return process.wait(timeout=60), seen
+        return process.wait(timeout=600), seen
     finally:
         os.close(ours)
         if process.poll() is None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fusedadam.cli.children import born_deaf, stay_deaf
+from fusedadam.cli.children import ignore_sigint, sigint_blocked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs a system that blocks signals")
 
@@ -29,7 +29,7 @@ def tell(connection) -> None:
 def start_one(method) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context(method).Process(target=tell, args=(theirs,))
-    with born_deaf():
+    with sigint_blocked():
         process.start()
     assert not is_blocked()
     assert ours.poll(240)
@@ -45,10 +45,10 @@ def test_a_process_is_deaf_before_it_does_anything(method):
     assert done.returncode == 0, done.stderr
 
 
-def test_so_are_the_processes_of_a_pool_which_stay_deaf():
-    pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=stay_deaf)
+def test_so_are_the_processes_of_a_pool_which_ignore_sigint():
+    pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=ignore_sigint)
     with pool:
-        with born_deaf():
+        with sigint_blocked():
             asked = [pool.submit(is_blocked), pool.submit(is_ignored)]
         assert [future.result(timeout=240) for future in asked] == [True, True]
 
@@ -63,7 +63,7 @@ def signals():
 
 
 def test_ctrl_c_is_late_and_not_lost(signals):
-    with born_deaf():
+    with sigint_blocked():
         signal.raise_signal(signal.SIGINT)
         assert signals == []
     assert len(signals) == 1
@@ -73,7 +73,7 @@ def test_nor_does_it_come_by_way_of_another_thread(signals):
     go = threading.Event()
     other = threading.Thread(target=lambda: go.wait() and signal.raise_signal(signal.SIGINT))
     other.start()  # before the signal is blocked, so that this thread still gets it
-    with born_deaf():
+    with sigint_blocked():
         go.set()
         other.join()
         assert signals == []

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants
 from fusedadam.cli.harness.timing import parameters_with_gradients
 
 HERE = [
     (name, peer.name)
-    for name, peers in contestants.PEERS.items()
-    for peer in peers
+    for name, entry in CATALOG.items()
+    for peer in entry.peers
     if peer.installed and not peer.gpu_only and not peer.compiles
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "by"), HERE, ids=str)
 def test_peers_compute_the_same(optimizer: str, by: str) -> None:
-    atol = 1e-10 if optimizer == "NAdam" else 1e-12  # torch has a state of NAdam's in float32
+    atol = 1e-10 if CATALOG[optimizer].float32_twin else 1e-12
     torch.testing.assert_close(*parameters_after(optimizer, by), rtol=0, atol=atol)
 
 
@@ -56,12 +56,6 @@ def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.
     assert contestants.choose("AdamW", "cpu", ["none"]) == ([], [])
 
 
-def test_every_optimizer_of_ours_is_measured() -> None:
-    assert list(contestants.optimizers())[:2] == ["AdamW", "Adam"]
-    assert {AdamW, EmaAdamW, AdamP, BertAdam} < set(contestants.optimizers().values())
-    assert contestants.optimizers().keys() == contestants.PEERS.keys() == contestants.OPTIONS.keys()
-
-
 def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:
     exact, half, byte = contestants.PRESETS
     assert contestants.presets("AdamW", "bfloat16", asked=False) == [exact, half, byte]
@@ -74,7 +68,7 @@ def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:
 @pytest.mark.parametrize("by", contestants.PRESETS)
 def test_a_preset_is_our_optimizer_with_storage(by: str) -> None:
     params = parameters_with_gradients([(64, 64)], "cpu", torch.bfloat16)
-    for name in contestants.optimizers():
+    for name, entry in CATALOG.items():
         made = contestants.make(name, by, params)
-        assert type(made) is contestants.optimizers()[name]
+        assert type(made) is entry.cls
         assert made.param_groups[0]["storage"] == by.removeprefix("fusedadam-")

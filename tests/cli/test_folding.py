@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusedadam import __main__ as command_line
-from fusedadam.cli import display, folding, frame
+from fusedadam.cli import display, frame
 from tests.cli.common import COMMAND, in_terminal
 
 WIDE = 1000
@@ -51,24 +51,28 @@ def test_help_is_folded_between_words(command: tuple[str, ...], said: Said) -> N
 
 
 def test_doctor_is_folded_between_words(said: Said) -> None:
-    whole = said(WIDE, "doctor").split()
+    def words(text: str) -> list[str]:
+        """Without numbers: other tests write to the cache whose files are counted."""
+        return [re.sub(r"[\d,.]+", "0", word) for word in text.split()]
+
+    whole = words(said(WIDE, "doctor"))
     for width in (80, 60):
         narrow = said(width, "doctor")
         fits(narrow, width)
-        assert narrow.split() == whole
+        assert words(narrow) == whole
 
 
 def test_without_a_terminal_and_without_columns_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     long = "word " * 100 + "end"
-    assert folding.room() is None
-    assert folding.fold(long) == long
+    assert display.room() is None
+    assert display.fold(long) == long
     monkeypatch.setenv("COLUMNS", "50")
-    assert max(map(len, folding.fold(long).splitlines())) <= 50
+    assert max(map(len, display.fold(long).splitlines())) <= 50
 
 
 def test_a_line_continues_deeper_than_it_begins() -> None:
-    assert folding.fold("  - one two three", "  ", 12) == "  - one two\n    three"
+    assert display.fold("  - one two three", "  ", 12) == "  - one two\n    three"
 
 
 HEADERS, ROWS = ("optimizer", "ms", "bytes a parameter"), [["AdamW", "", ""], ["  torch-fused", "1.5", "12.00"]]

@@ -102,7 +102,7 @@ def test_nobody_is_shouted_at_who_reads_only_the_beginning() -> None:
     assert process.stderr is not None
     process.stdout.close()
     complaints = process.stderr.read()
-    assert (process.wait(timeout=120), complaints) == (frame.WRONG, "")
+    assert (process.wait(timeout=600), complaints) == (frame.WRONG, "")
 
 
 def test_a_wrong_argument_as_a_user_meets_it() -> None:

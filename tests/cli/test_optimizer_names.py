@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fusedadam import AdamW
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants
-from fusedadam.cli.optimizer_names import chosen, optimizer_class, optimizers, parse
+from fusedadam.cli.optimizer_names import chosen, optimizer_class, parse
 from fusedadam.cli.peers import Yardstick
 from tests.cli.common import THEIRS, make_package
 from tests.support import F32
@@ -95,7 +96,7 @@ def test_a_bad_name_is_refused_in_one_line_that_says_what_to_write(text: str, sa
 
 def test_each_name_counts_once_and_all_means_ours() -> None:
     assert chosen(["Lion", "AdamW", "Lion"]) == ["Lion", "AdamW"]
-    assert chosen(["theirs:Mine", "all", "AdamW"]) == ["theirs:Mine", *optimizers()]
+    assert chosen(["theirs:Mine", "all", "AdamW"]) == ["theirs:Mine", *CATALOG]
 
 
 def test_beside_it_stands_a_known_optimizer_that_says_what_it_moves() -> None:

@@ -14,7 +14,8 @@ from fusedadam import codegen
 from fusedadam.codegen import Function, cache_files, numba_cache
 
 KERNEL = """
-from fusedadam.backends.numba.ops import *
+from fusedadam.backends.numba.calling import *
+from fusedadam.backends.numba.memory import *
 
 get, put = load("f64", "f64"), store("f64", "f64")
 
@@ -41,10 +42,10 @@ def executed() -> ModuleType:
     return codegen.load("faults", KERNEL.format(amount=1), numba_cache.made_for())
 
 
-def forget() -> None:
-    for name in [name for name in sys.modules if name.startswith("fusedadam.codegen.kernels.faults_")]:
+def forget(kernel: str = "faults") -> None:
+    for name in [name for name in sys.modules if name.startswith(f"fusedadam.codegen.kernels.{kernel}_")]:
         del sys.modules[name]
-    for name in [name for name in codegen.functions if name.startswith("faults_")]:
+    for name in [name for name in codegen.functions if name.startswith(f"{kernel}_")]:
         del codegen.functions[name]
 
 

@@ -22,8 +22,7 @@ from fusedadam import codegen
 params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
 for param in params:
     param.grad = torch.full_like(param, 0.5)
-fusedadam.AdamP(params, lr=0.1, backend=sys.argv[1]).step()
-fusedadam.AdamW(params, lr=0.1, backend=sys.argv[1]).step()
+fusedadam.SGD(params, lr=0.1, max_grad_norm=0.5, backend=sys.argv[1]).step()
 print("numba" if "numba" in sys.modules else "")
 print(sum(function.was_cached for function in codegen.functions.values()), len(codegen.functions))
 print(params[0][0, 0].item(), params[1][0, 0].item())
@@ -77,13 +76,12 @@ def test_a_process_that_has_imported_numba_finds_the_same_code(filled):
 @pytest.mark.parametrize("setting", ["variable", pytest.param("attribute", marks=pytest.mark.exhaustive)])
 def test_other_settings_of_numba_find_no_code_of_these(setting, filled):
     """Whether they come from the environment, before Numba is imported, or are set afterwards."""
-    folder, said = filled
+    folder, _ = filled
     change = "import numba\nnumba.config.SLP_VECTORIZE = 1 - numba.config.SLP_VECTORIZE\n"
     other = {"variable": {"NUMBA_OPT": "1"}, "attribute": {"before": change}}[setting]
     imported, counts, _ = start(folder, "eager", **other)
     assert imported == "numba"
     assert counts.startswith("0 ")
-    assert start(folder)[1] == said[1].split()[1] + " " + said[1].split()[1]
 
 
 def test_a_lost_note_of_what_code_is_made_for_costs_an_import_and_no_compilation(filled):

@@ -3,77 +3,38 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 
 import pytest
 import torch
 
-import fusedadam
+from fusedadam.catalog import CATALOG
 from tests.support import F32, F64
 
 SHAPES = [(4, 6), (7,), (3, 2, 3), ()]
-PLAIN = {
-    "AdamW": functools.partial(fusedadam.AdamW, lr=1e-2, weight_decay=0.1, amsgrad=True),
-    "Adam": functools.partial(fusedadam.Adam, lr=1e-2, weight_decay=0.1, maximize=True),
-    "EmaAdamW": functools.partial(fusedadam.EmaAdamW, lr=1e-2, weight_decay=0.1, ema_decay=0.9),
-    "AdamP": functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, delta=0.5),
-    "BertAdam": functools.partial(fusedadam.BertAdam, lr=1e-2, warmup=0.3, t_total=20),
-}
+MAKERS = {name: make for entry in CATALOG.values() for name, make in entry.tested.items()}
+EVERY_FIRST = {name: MAKERS[name] for name in CATALOG}
+PLAIN = {entry.name: MAKERS[entry.name] for entry in CATALOG.values() if entry.core}
+# by a norm of several parameters
 CLIPPED = {
-    "AdamW clipped": functools.partial(fusedadam.AdamW, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
-    "Adam clipped": functools.partial(fusedadam.Adam, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
-    "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, lr=1e-2, max_grad_norm=1.0),
-    "AdamP clipped": functools.partial(fusedadam.AdamP, lr=1e-2, nesterov=True, max_grad_norm=1.0),
-    "BertAdam by group": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="group"),
-    "BertAdam over all": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="all"),
-}
-# Beyond Adam. What is tested here is the base's, so the quick tests take some: one whose first step is special, one
-# with a state that begins at one, two that sum, and two with states smaller than their parameters.
-QUICK = ("SGD", "RMSpropTF", "Lamb", "AdamW that holds back", "NAdam", "Adafactor")
-REST_PLAIN = {
-    "SGD": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1),
-    "RMSprop": functools.partial(fusedadam.RMSprop, lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1),
-    "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, momentum=0.9, weight_decay=0.1),
-    "Adadelta": functools.partial(fusedadam.Adadelta, lr=0.5, weight_decay=0.1, maximize=True),
-    "Lamb": functools.partial(fusedadam.Lamb, lr=1e-2, weight_decay=0.1),
-    "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
-    "NAdam": functools.partial(fusedadam.NAdam, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1),
-    "Adafactor": functools.partial(fusedadam.Adafactor, lr=5e-2, weight_decay=0.1),
-    "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1),
-    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1, alpha_warmup=4),
-    "ScheduleFreeAdamW": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, warmup_steps=4, weight_decay=0.1),
-    "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1),
-}
-REST_CLIPPED = {
-    "SGD clipped": functools.partial(fusedadam.SGD, lr=1e-2, momentum=0.9, nesterov=True, max_grad_norm=1.0),
-    "RMSprop clipped": functools.partial(fusedadam.RMSprop, lr=1e-2, max_grad_norm=1.0),
-    "Adadelta clipped": functools.partial(fusedadam.Adadelta, max_grad_norm=1.0),
-    "Lamb clipped": functools.partial(fusedadam.Lamb, lr=1e-2, max_grad_norm=1.0),
-    "RAdam clipped": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
-    "NAdam clipped": functools.partial(fusedadam.NAdam, decoupled_weight_decay=True, max_grad_norm=1.0),
-    "Adafactor clipped": functools.partial(fusedadam.Adafactor, eps=(1e-3, 1e-3), max_grad_norm=1.0),
-    "Adan clipped": functools.partial(fusedadam.Adan, no_prox=True, max_grad_norm=1.0),
-    "AdEMAMix clipped": functools.partial(fusedadam.AdEMAMix, lr=1e-2, max_grad_norm=1.0),
-    "ScheduleFreeAdamW clipped": functools.partial(fusedadam.ScheduleFreeAdamW, lr=1e-2, max_grad_norm=1.0),
-    "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, max_grad_norm=1.0),
-    "AdamW that holds back": functools.partial(fusedadam.AdamW, lr=1e-2, cautious=True, update_clipping=True),
-    "Lion that holds back": functools.partial(fusedadam.Lion, lr=1e-2, cautious=True, max_grad_norm=1.0),
-    "Lamb by the global norm": functools.partial(fusedadam.Lamb, lr=1e-2, use_global_grad_norm=True),
-}
-MAKERS = PLAIN | CLIPPED | REST_PLAIN | REST_CLIPPED
+    name: make for entry in CATALOG.values() if entry.core for name, make in entry.tested.items()
+    if make.keywords.get("max_grad_norm") or "clip" in make.keywords
+}  # fmt: skip
+# What is tested here is the base's: quick tests take what differs in its states or sums.
+QUICK = {name for entry in CATALOG.values() if entry.core for name in entry.tested}
+QUICK |= {entry.name for entry in CATALOG.values() if entry.quick}
 
 
 def rows(makers):
-    rest = REST_PLAIN | REST_CLIPPED
+    assert makers
     return [
-        pytest.param(make, id=name, marks=[pytest.mark.exhaustive] * (name in rest and name not in QUICK))
+        pytest.param(make, id=name, marks=[pytest.mark.exhaustive] * (name not in QUICK))
         for name, make in makers.items()
     ]
 
 
 EVERY = pytest.mark.parametrize("make", rows(MAKERS))
-EVERY_PLAIN = pytest.mark.parametrize("make", rows(PLAIN | REST_PLAIN))
+EVERY_PLAIN = pytest.mark.parametrize("make", rows(EVERY_FIRST))
 
 
 def leaves(shapes=SHAPES, dtypes=(F32,), seed=0, device="cpu"):

@@ -9,7 +9,7 @@ import importlib
 
 import pytest
 
-from fusedadam.contract import callers
+from fusedadam.contract import wrappers
 
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
@@ -26,15 +26,15 @@ def called_from(module, function, probe):
 @pytest.mark.parametrize(
     ("probe", "module", "function"),
     [
-        (callers.zero_creates_optimizer, ZERO, "_init_local_optimizer"),
-        (callers.checkpoint_creates_states, CHECKPOINT, "_init_optim_state"),
+        (wrappers.zero_creates_optimizer, ZERO, "_init_local_optimizer"),
+        (wrappers.checkpoint_creates_states, CHECKPOINT, "_init_optim_state"),
         (
-            callers.lightning_asks_about_unscaling,
+            wrappers.lightning_asks_about_unscaling,
             "lightning_fabric.plugins.precision.amp",
             "_optimizer_handles_unscaling",
         ),
         (
-            callers.lightning_asks_about_unscaling,
+            wrappers.lightning_asks_about_unscaling,
             "lightning.fabric.plugins.precision.amp",
             "_optimizer_handles_unscaling",
         ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.contract.capture import check_may_be_captured
+from fusedadam.contract.refusals import check_may_be_captured
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,66 @@ def test_an_option_that_the_rule_does_nothing_with(name, value):
         mine([{"params": [param], name: value}])
 
 
+@pytest.mark.parametrize(("name", "value"), [("maximize", True), ("max_grad_norm", 1.0), ("weight_decay", 0.1)])
+@pytest.mark.parametrize("how", ["set", "added", "loaded"])
+def test_the_same_option_later(name, value, how):
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    optimizer = Plain([param])
+    optimizer.step()
+    before, says = param.detach().clone(), f"{name}={value!r} has no effect in Plain: its rule does not use it"
+    if how == "added":
+        with pytest.raises(ValueError, match=says):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], name: value})
+        return optimizer.step()
+    if how == "set":
+        optimizer.param_groups[0][name] = value
+    else:
+        saved = optimizer.state_dict()
+        saved["param_groups"][0][name] = value
+        optimizer.load_state_dict(saved)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=says):
+            optimizer.step()
+    assert torch.equal(param, before)
+    assert optimizer.state[param]["step"] == 1
+    optimizer.param_groups[0][name] = class_checks.WITHOUT_EFFECT[name]
+    return optimizer.step()
+
+
+@rule(scalars=lambda lr: {"lr": lr})
+def plain_rule(param: Value, grad: Value, *, lr: Scalar) -> Values:
+    param = param - lr * grad
+    return param
+
+
+class Plain(FusedOptimizer):
+    rule = plain_rule
+    states = {}
+
+    def __init__(self, params, lr=0.5, **common):
+        super().__init__(params, lr=lr, **common)
+
+
+def just_a_function(param: Value, grad: Value) -> Values:
+    return param
+
+
+def test_a_rule_that_is_just_a_function():
+    says = r"Mine.rule is a function; make just_a_function a rule: write @rule\(scalars=...\) above it"
+    with pytest.raises(TypeError, match=says):
+        define(whole, rule=just_a_function)
+
+
+@pytest.mark.parametrize("what", ["options", "derived"])
+def test_a_check_that_is_called_instead_of_passed(what):
+    made = {**getattr(FusedOptimizer, what), **CHECKS, "betas": checks.betas("betas", (0.9, 0.99))}
+    with pytest.raises(TypeError, match=rf"Mine.{what}\['betas'\] is None; it must be a function, which is passed"):
+        define(whole, **{what: made})
+    with pytest.raises(TypeError, match=rf"Theirs.{what}\['betas'\] is None"):
+        type("Theirs", (fusedadam.AdamW,), {what: made})
+
+
 def test_a_class_without_a_rule_and_states_that_are_a_list():
     with pytest.raises(TypeError, match="Empty has no rule; set rule"):
         type("Empty", (FusedOptimizer,), {})([torch.nn.Parameter(torch.ones(3))])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,13 @@ def leaf(shape=(3, 2), dtype=C64, seed=0):
 def test_every_optimizer_is_listed():
     assert {"AdamP", "Lion", "Lamb"} <= {*REFUSING}
     assert all(getattr(fusedadam, name).takes_complex for name in TAKING)
+    assert not any(getattr(fusedadam, name).takes_complex for name in REFUSING)
+
+
+def test_the_page_lists_them():
+    page = Path(__file__).parents[2] / "docs/optimizers/index.md"
+    sentence = re.search(r"^([\w, ]+) take complex parameters", page.read_text("utf-8"), re.MULTILINE)
+    assert sorted(re.split(", | and ", sentence.group(1))) == sorted(TAKING)
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -14,6 +14,7 @@ import torch
 
 import fusedadam
 from fusedadam import ascend
+from fusedadam.catalog import CATALOG
 from fusedadam.cli.peers import BertAdamLoop
 from tests.contract.common import (
     MAKERS,
@@ -31,6 +32,7 @@ from tests.support import F64, SAVES_HOW_WEIGHTS_DECAY
 
 OPTIONS = {"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1}
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+CLOSE_IN_FLOAT32 = {"rtol": 1e-6, "atol": 1e-9}
 DONE = 3  # steps that the original has taken when its state dict is saved
 SILENT = pytest.mark.filterwarnings("ignore:the state dict has no ema_params", "ignore:NpuFusedBertAdam. b2")
 
@@ -120,21 +122,21 @@ def test_ours_goes_on_in_torch(cls, flags, amsgrad):
     assert_same(ours, theirs, **CLOSE)
 
 
+# each value of each option that chooses another kernel, alone and maximizing
 REST = [
-    ("SGD", {}),
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "dampening": 0.3, "maximize": True}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
-    ("RMSprop", {}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
-    ("Adadelta", {}),
-    ("RAdam", {}),
-    ("RAdam", {"decoupled_weight_decay": True, "maximize": True}),
-    ("NAdam", {}),
-    ("NAdam", {"decoupled_weight_decay": True, "maximize": True}),
-    ("Adafactor", {}),
-    ("Adafactor", {"eps": (1e-3, 1e-2), "maximize": True}),
 ]
+REST += [
+    (entry.name, flags)
+    for entry in CATALOG.values()
+    if entry.torch_twin and not entry.core
+    for flags in ({}, {**{name: values[-1] for name, values in entry.choices.items()}, "maximize": True})
+    if not (flags.get("nesterov") and not flags["momentum"])
+]
+assert len(REST) > 10
 HOW = [{}, {"foreach": True}, {"fused": True}]
 REST_AND_HOW = [
     pytest.param(name, flags, how, id=f"{name}-{flags}-{how}")
@@ -153,7 +155,7 @@ def test_torchs_others_go_on(name, flags, how):
     for optimizer in (original, ours):
         train(optimizer, 3, start=DONE)
     without_step = [[{n: v for n, v in s.items() if n != "step"} for s in tensors(o)[1]] for o in (ours, original)]
-    close = {"rtol": 1e-6, "atol": 1e-9} if name == "NAdam" else CLOSE  # it has a state in float32, in torch
+    close = CLOSE_IN_FLOAT32 if CATALOG[name].float32_twin else CLOSE
     assert_same(*without_step, **close)
     assert_same(tensors(ours)[0], tensors(original)[0], **close)
 
@@ -165,7 +167,7 @@ def test_our_others_go_on_in_torch(name, flags, how):
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
     for optimizer in (ours, theirs):
         train(optimizer, 3, start=DONE)
-    close = {"rtol": 1e-6, "atol": 1e-9} if name == "NAdam" else CLOSE
+    close = CLOSE_IN_FLOAT32 if CATALOG[name].float32_twin else CLOSE
     assert_same(tensors(ours)[0], tensors(theirs)[0], **close)
 
 
@@ -396,7 +398,11 @@ REFUSED = {
 }
 OF_ADAM = {
     "Adamax's": (other(torch.optim.Adamax), r"has no 'exp_avg_sq'.*exp_inf.*another optimizer"),
-    "NAdam's": (other(torch.optim.NAdam), r"mu_product.*another optimizer"),
+    **{
+        f"{entry.name}'s": (other(entry.torch_twin), r"mu_product.*another optimizer")
+        for entry in CATALOG.values()
+        if "mu_product" in entry.cls.states
+    },
     "BertAdam's": (other(fusedadam.BertAdam), r"options of another optimizer than .*b1"),
     "one beta": (option("betas", (0.9,)), r"betas=\(0.9,\) must be 2 numbers"),
     "a beta of one": (option("betas", (0.9, 1.0)), r"betas\[1\]=1.0 is out of range"),
@@ -412,7 +418,7 @@ OWN = {
         ),
         "nesterov": (option("nesterov", True), r"nesterov=True, which AdamW does not support"),
     },
-    "Adam": {**OF_ADAM, "AdamW's": (other(torch.optim.AdamW), r"decoupled_weight_decay=True: .*decoupled")},
+    "Adam": OF_ADAM,
     "EmaAdamW": {
         **OF_ADAM,
         "ema_decay 2": (option("ema_decay", 2.0), r"ema_decay=2.0 is out of range"),

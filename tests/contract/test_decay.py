@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 
 import pytest
@@ -11,16 +12,20 @@ import torch
 
 import fusedadam
 from fusedadam.ascend.mindspeed import FusedEmaAdamW
+from fusedadam.catalog import CATALOG
 from fusedadam.contract import decay
 from tests.support import F64, QUICK_PLACES
 
+# optimizers with the option, decoupled where that is a choice; Adan's own decay has a test of its own
+CHOSEN = {"decoupled_weight_decay": True, "no_prox": True}
 DECOUPLED = {
-    "AdamW": fusedadam.AdamW, "EmaAdamW": fusedadam.EmaAdamW, "Lion": fusedadam.Lion, "AdamP": fusedadam.AdamP,
-    "AdEMAMix": fusedadam.AdEMAMix, "Adan": functools.partial(fusedadam.Adan, no_prox=True),
-    "RAdam": functools.partial(fusedadam.RAdam, decoupled_weight_decay=True),
-    "NAdam": functools.partial(fusedadam.NAdam, decoupled_weight_decay=True), "Adafactor": fusedadam.Adafactor,
-}  # fmt: skip
-WITHOUT = ("Adam", "SGD", "RMSprop", "RMSpropTF", "Adadelta", "Lamb", "BertAdam")
+    name: functools.partial(entry.cls, **{option: on for option, on in CHOSEN.items() if option in entry.choices})
+    for name, entry in CATALOG.items()
+    if "peak_lr" in inspect.signature(entry.cls).parameters
+}
+WITHOUT = [name for name in CATALOG if name not in DECOUPLED]
+assert {"AdamW", "EmaAdamW", "Lion"} < {*DECOUPLED}
+assert {"Adam", "SGD", "BertAdam"} < {*WITHOUT}
 PEAK, DECAY = 3e-2, 0.125
 MULTIPLIERS = (0.125, 0.5, 1.0, 1.0, 0.75, 0.3, 0.0)  # of a schedule with warmup
 
@@ -155,10 +160,11 @@ def test_an_l2_penalty_has_no_decay_of_its_own():
     says = "is for decoupled weight decay, and this group's is an L2 penalty"
     with pytest.raises(ValueError, match=says):
         fusedadam.EmaAdamW([param_of()], decoupled=False, peak_lr=PEAK)
-    with pytest.raises(ValueError, match=says):
-        fusedadam.RAdam([param_of()], peak_lr=PEAK)
-    with pytest.raises(ValueError, match=says):
-        fusedadam.NAdam([param_of()], peak_lr=PEAK)
+    undecided = [e.cls for e in CATALOG.values() if "decoupled_weight_decay" in e.choices and e.name in DECOUPLED]
+    assert fusedadam.RAdam in undecided
+    for cls in undecided:
+        with pytest.raises(ValueError, match=says):
+            cls([param_of()], peak_lr=PEAK)
     with pytest.raises(ValueError, match=says):
         FusedEmaAdamW([{"params": [param_of()], "peak_lr": PEAK}], adam_w_mode=False)
     optimizer = fusedadam.EmaAdamW([param_of()], peak_lr=PEAK)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam import ascend
 from tests.contract.common import EVERY, EVERY_PLAIN, Small, assert_same, batch, leaves, set_grads, train
 from tests.support import SAVES_HOW_WEIGHTS_DECAY
 
@@ -32,6 +33,24 @@ def test_something_else_instead_of_parameters(given):
         fusedadam.AdamW(given)
     with pytest.raises(TypeError, match=rf"parameters is a {type(given).__name__}; it must be parameters"):
         fusedadam.clip_grad_norm_(given, 1.0)
+
+
+def classes(module):
+    found = [getattr(module, name) for name in module.__all__]
+    return [
+        c for c in found
+        if isinstance(c, type) and issubclass(c, fusedadam.FusedOptimizer) and c is not fusedadam.FusedOptimizer
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [*classes(fusedadam), *classes(ascend), *classes(ascend.mindspeed)])
+def test_options_are_checked_before_parameters_as_in_torch(cls):
+    """Programs, and torch's own tests, try options out without parameters. An iterator is left to be used again."""
+    params = iter(leaves())
+    for given in (None, params):
+        with pytest.raises(ValueError, match=r"^weight_decay=-1 is out of range"):
+            cls(given, lr=0.1, weight_decay=-1)
+    assert len(list(params)) == 4
 
 
 def test_an_optimizer_instead_of_parameters():

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.contract import precision
+from fusedadam.contract import advice
+from fusedadam.ops import maximum, tensor_sum
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_told", [])
+    monkeypatch.setattr(advice, "_told", [])
 
 
 def leaf(dtype: torch.dtype = BF16, trained: bool = True) -> torch.nn.Parameter:
@@ -48,6 +49,59 @@ def test_nobody_is_warned_who_has_decided_or_has_other_parameters(params, option
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fusedadam.AdamW(params, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "missing"),
+    [
+        ("SGD", {}, None),
+        ("SGD", {"momentum": 0.9}, "state_dtype"),
+        ("RMSprop", {}, "state_dtype"),
+        ("Adafactor", {}, "state_dtype"),
+        ("EmaAdamW", {"state_dtype": torch.float32}, "ema_dtype"),
+        ("EmaAdamW", {"ema_dtype": torch.float32}, "state_dtype"),
+        ("EmaAdamW", {"ema_dtype": torch.float32, "state_dtype": BF16}, None),
+    ],
+)
+def test_states_that_exist_are_what_counts(name, options, missing):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(fusedadam, name)([leaf()], **options)
+    assert [f"pass {missing}=torch.float32" in str(w.message) for w in caught] == [True] * (missing is not None)
+
+
+def test_a_group_decides_for_itself():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = fusedadam.SGD([leaf()])
+    with pytest.warns(UserWarning, match="SGD keeps the states"):
+        optimizer.add_param_group({"params": [leaf()], "momentum": 0.9})
+
+
+class OneNumber(fusedadam.FusedOptimizer):
+    """Its only state is a number, which is never less than float32."""
+
+    states = {"largest": fusedadam.State(signed=False)}
+
+    @fusedadam.rule(scalars=lambda lr: {"lr": lr})
+    def rule(param: fusedadam.Value, grad: fusedadam.Value, largest: fusedadam.TensorValue, *, lr: fusedadam.Scalar):
+        largest = maximum(largest, tensor_sum(grad * grad))
+        param = param - lr * grad / largest
+        return param, largest
+
+    def __init__(self, params, lr=0.1, **common):
+        super().__init__(params, lr=lr, **common)
+
+
+def test_a_state_by_tensor_is_wide():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        OneNumber([leaf()])
+
+
+def test_a_lazy_parameter_counts_as_having_all_states():
+    with pytest.warns(UserWarning, match="AdamW keeps the states"):
+        fusedadam.AdamW(torch.nn.LazyLinear(3, dtype=BF16).parameters())
 
 
 def test_a_later_group_is_seen():

@@ -150,11 +150,13 @@ OTHER_VALUES = {
     "lr": 0.3, "betas": (0.5, 0.7), "eps": 1e-2, "weight_decay": 0.7, "amsgrad": True, "maximize": True,
     "cautious": True, "update_clipping": True, "peak_lr": 0.1,
     "max_grad_norm": 0.2, "ema_decay": 0.3, "ema_warmup": False, "decoupled": False, "bias_correction": False,
+    "decoupled_weight_decay": True,
     "delta": 3.0, "wd_ratio": 0.9, "nesterov": True, "warmup": 0.9, "t_total": 7, "schedule": "warmup_cosine",
     "b1": 0.5, "b2": 0.7, "e": 1e-2, "clip": "all", "storage": "16bit", "seed": 7,
 }  # fmt: skip
 # for the option to make a difference soon
 BESIDES = {"schedule": {"warmup": -1}, "amsgrad": {"betas": (0.9, 0.2)}, "seed": {"storage": "16bit"}}
+BESIDES["decoupled_weight_decay"] = {"decoupled_weight_decay": False}
 WITHOUT_RESULT = {"foreach", "fused", "capturable", "differentiable", "state_dtype", "ema_dtype", "backend"}
 WITHOUT_RESULT |= {"skip_nonfinite"}  # with gradients that are finite
 OPTIONS = [
@@ -496,7 +498,7 @@ KINDS += ["in backward", "clip_grad_norm_", "scaled", "a tensor lr"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_objects_and_memory_are_flat_over_a_thousand_steps(kind):
+def test_objects_and_memory_are_flat_over_hundreds_of_steps(kind):
     """Nothing may be kept by address or by id: there are new ones in every step."""
     step = trainer(kind)
 
@@ -508,9 +510,9 @@ def test_objects_and_memory_are_flat_over_a_thousand_steps(kind):
 
     run(20)
     objects, blocks = run(20)
-    more_objects, more_blocks = run(1000)
+    more_objects, more_blocks = run(300)
     assert more_objects - objects < 50
-    assert more_blocks - blocks < 500  # one a step would be a thousand
+    assert more_blocks - blocks < 200  # one a step would be 300
 
 
 @pytest.mark.parametrize("name", ["AdamP clipped", "AdamP", "BertAdam", "BertAdam over all", "EmaAdamW clipped"])
@@ -528,19 +530,20 @@ def test_a_step_that_sums_needs_under_one_percent_and_sixteen_bytes_a_row(name):
 def test_a_thousand_groups_are_faster_than_torchs_fused_ones():
     """One launch for all: torch has one for each group, which once took 58 ms for 465 of them."""
 
-    def seconds(make, **options):
+    def made(make, **options):
         params = [torch.nn.Parameter(torch.ones(16)) for _ in range(1000)]
-        optimizer = make([{"params": [p], "lr": 1e-3 * (k % 7)} for k, p in enumerate(params)], **options)
         for p in params:
             p.grad = torch.ones(16)
-        times = []
-        for _ in range(4):
-            start = time.perf_counter()
-            optimizer.step()
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
+        return make([{"params": [p], "lr": 1e-3 * (k % 7)} for k, p in enumerate(params)], **options)
 
-    assert seconds(fusedadam.AdamW) < seconds(torch.optim.AdamW, fused=True)
+    ours, theirs = made(fusedadam.AdamW), made(torch.optim.AdamW, fused=True)
+    times = {ours: [], theirs: []}
+    for _ in range(6):  # of processor time, in turns: whatever else the machine does meets both
+        for optimizer, taken in times.items():
+            start = time.process_time()
+            optimizer.step()
+            taken.append(time.process_time() - start)
+    assert min(times[ours][1:]) < min(times[theirs][1:])
 
 
 @EVERY
@@ -581,7 +584,7 @@ def test_a_cpu_needs_no_compiler(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.contract import spelling
+from fusedadam.contract import advice
 
 PUBLIC = [getattr(fusedadam, name) for name in fusedadam.__all__]
 CLASSES = [c for c in PUBLIC if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and hasattr(c, "rule")]
@@ -24,7 +24,7 @@ OTHERS = [
 
 @pytest.fixture(autouse=True)
 def _warnings_again():
-    spelling._warn_once.cache_clear()
+    advice._warn_of_misspelt_once.cache_clear()
 
 
 def param():
@@ -59,7 +59,7 @@ def test_what_others_keep_in_groups_is_not_warned_of(cls):
 def test_no_option_is_a_misspelling_of_another():
     """Of any optimizer: groups that are written for one are often given to another."""
     every = {option for cls in CLASSES for option in cls.options}
-    assert not [(a, b) for a in every for b in every if a != b and spelling._is_misspelt(a, b)]
+    assert not [(a, b) for a in every for b in every if a != b and advice._is_misspelt(a, b)]
 
 
 def test_it_is_said_once_for_each_optimizer():

@@ -37,7 +37,7 @@ def contents(net, optimizer):
 def assert_same(found, expected):
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name].view(-1), theirs[name].view(-1)) for name in theirs)
+        assert all(torch.equal(ours[name].reshape(-1), theirs[name].reshape(-1)) for name in theirs)
 
 
 @pytest.mark.parametrize("storage", PRESETS)
@@ -84,6 +84,78 @@ def test_state_dicts_load_into_every_storage(before, after):
             scale = state[name].abs().max()
             assert torch.allclose(wide[1][key][name], state[name], rtol=0.07, atol=2e-4 * scale)
     train(net, other, 1)
+
+
+@pytest.mark.filterwarnings("ignore:the state dict has param_low", "ignore:fusedadam. storage= keeps float16")
+@pytest.mark.parametrize("make", [EmaAdamW, AdamP])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("before", [None, *PRESETS])
+@pytest.mark.parametrize("after", [None, *PRESETS])
+def test_a_changed_storage_and_a_loaded_state_dict_give_the_same(before, after, dtype, make):
+    """From 8 bits to None, states of bfloat16 parameters became bfloat16 in one way, and float32 in the other."""
+    if dtype == torch.float16 and "exact" in (before, after):
+        pytest.skip("float16 has no exact storage")
+    net = model(dtype)
+    optimizer = make(net.parameters(), storage=before, backend="eager")
+    train(net, optimizer, 2)
+    other = copy.deepcopy(net)
+    loading = make(other.parameters(), storage=after, backend="eager")
+    loading.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["storage"] = after
+    if after is None:  # every state has the bits that it had
+        wide = make.widen_state_dict(optimizer.state_dict())["state"].values()
+        for param, states in zip(other.parameters(), wide, strict=True):
+            assert all(torch.equal(loading.state[param][name].float(), value) for name, value in states.items())
+    for each, its in ((net, optimizer), (other, loading)):
+        train(each, its, 1, seed=1)
+    assert_same(contents(other, loading), contents(net, optimizer))
+    assert [{k: v.dtype for k, v in state.items()} for state in contents(other, loading)] == [
+        {k: v.dtype for k, v in state.items()} for state in contents(net, optimizer)
+    ]
+    if (before, after) == ("8bit", None):
+        assert optimizer.state[net[0].weight]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:the state dict has param_low")
+def test_a_dtype_that_is_asked_for_is_what_8_bits_become():
+    net = model()
+    optimizer = EmaAdamW(net.parameters(), storage="8bit", backend="eager")
+    train(net, optimizer, 2)
+    other = copy.deepcopy(net)
+    loading = EmaAdamW(other.parameters(), backend="eager")
+    given = optimizer.state_dict()
+    given["param_groups"][0].update(state_dtype=torch.float16, ema_dtype=torch.float64)
+    loading.load_state_dict(given)
+    optimizer.param_groups[0].update(storage=None, state_dtype=torch.float16, ema_dtype=torch.float64)
+    for each, its in ((net, optimizer), (other, loading)):
+        train(each, its, 1, seed=1)
+        state = its.state[each[0].weight]
+        assert [state[n].dtype for n in ("exp_avg", "ema_params")] == [torch.float16, torch.float64]
+    assert_same(contents(other, loading), contents(net, optimizer))
+
+
+@pytest.mark.parametrize("storage", ["16bit", "8bit"])
+@pytest.mark.parametrize(
+    "gapped",
+    [
+        lambda values: values.repeat(1, 2)[:, :64],
+        lambda values: values.repeat(2, 1).view(2, 128, 64)[::2][0],
+        lambda values: values.repeat_interleave(2, 0)[::2],
+        lambda values: values.t().contiguous().repeat(1, 2)[:, :128].t(),  # in another order, and with gaps
+    ],
+    ids=["columns", "dense", "rows", "transposed"],
+)
+def test_a_deepcopy_of_a_parameter_with_gaps_goes_on_to_the_bit(gapped, storage):
+    """The copy has no gaps: it was eligible for 8 bits where the original was not."""
+    net = torch.nn.Module()
+    net.weight = torch.nn.Parameter(gapped(torch.randn(128, 64, generator=torch.Generator().manual_seed(0)).bfloat16()))
+    optimizer = AdamW(net.parameters(), storage=storage)
+    train(net, optimizer, 2)
+    copied, its = copy.deepcopy((net, optimizer))
+    for _ in range(3):
+        for each, of in ((net, optimizer), (copied, its)):
+            train(each, of, 2, seed=1)
+        assert_same(contents(copied, its), contents(net, optimizer))
 
 
 def test_torchs_state_dict_loads_directly():
@@ -140,6 +212,34 @@ def test_low_bits_stay_when_states_are_loaded_after_weights(storage):
     optimizer.load_state_dict(donor.state_dict())
     assert all(torch.equal(value, before[name]) for name, value in optimizer.float32_state_dict(net).items())
     AdamW(net.parameters(), storage=storage).load_state_dict(untrained)  # before its first step
+
+
+@pytest.mark.parametrize("storage", PRESETS)
+@pytest.mark.parametrize("entries", ["none", "one", "an empty one"])
+@pytest.mark.parametrize("make", [AdamW, EmaAdamW])
+def test_low_bits_stay_when_a_state_dict_has_no_entry_for_their_weight(make, entries, storage):
+    """They were dropped, and the weights with them jumped to the nearest bfloat16."""
+    net = model()
+    optimizer = make(net.parameters(), storage=storage)
+    train(net, optimizer, 2)
+    given = copy.deepcopy(make(net.parameters()).state_dict())
+    if entries != "none":
+        given["state"][1] = AdamW.widen_state_dict(optimizer.state_dict())["state"][1] if entries == "one" else {}
+    before = optimizer.float32_state_dict(net)
+    optimizer.load_state_dict(given)
+    assert all(torch.equal(value, before[name]) for name, value in optimizer.float32_state_dict(net).items())
+    steps = [optimizer.state[param]["step"].item() for param in net.parameters()]
+    assert steps == [0, 2 if entries == "one" else 0, 0, 0]
+    # as a new optimizer that is given the same weights
+    fresh = model()
+    expected = make(fresh.parameters(), storage=storage)
+    expected.load_float32_state_dict(fresh, before)
+    if entries != "one":
+        assert_same(contents(net, optimizer), contents(fresh, expected))
+        train(net, optimizer, 2, seed=1)
+        train(fresh, expected, 2, seed=1)
+        assert_same(contents(net, optimizer), contents(fresh, expected))
+    make(net.parameters(), storage=storage).load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("storage", PRESETS)
@@ -302,13 +402,32 @@ def test_low_bits_do_not_outlive_their_weight():
     assert net.weight.eq(1).all()
 
 
-def test_float32_weights_that_torch_refuses_or_renames_leave_no_stale_bits():
-    net = model()
-    optimizer = AdamW(net.parameters(), storage="exact")
-    train(net, optimizer, 3)
-    with pytest.raises(RuntimeError, match="Missing key"):
-        optimizer.load_float32_state_dict(net, {"0.weight": torch.full((128, 64), 1 / 3)})
-    assert optimizer.float32_state_dict(net)["0.weight"].eq(torch.tensor(1 / 3)).all()
+@pytest.mark.parametrize("kept", [None, *PRESETS])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_float32_weights_that_the_model_refuses_change_nothing(kept, steps):
+    """torch loads what fits before it raises, and low bits of weights that were not loaded were gone."""
+    net = torch.nn.Sequential(*model(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)).bfloat16()
+    net[3].float()
+    optimizer = EmaAdamW(net.parameters(), storage=kept)
+    train(net, optimizer, steps)
+    before = copy.deepcopy((net.state_dict(), contents(net, optimizer)))
+    whole = {name: torch.full(value.shape, 1 / 3) for name, value in net.state_dict().items()}
+    refused = {
+        "Missing key": {"0.weight": whole["0.weight"]},
+        "Unexpected key": whole | {"another": torch.ones(2)},
+        "size mismatch": whole | {"3.bias": torch.ones(2)},
+    }
+    for match, given in refused.items():
+        with pytest.raises(RuntimeError, match=match):
+            optimizer.load_float32_state_dict(net, given)
+        assert all(torch.equal(value, before[0][name]) for name, value in net.state_dict().items())
+        assert_same(contents(net, optimizer), before[1])
+    optimizer.load_float32_state_dict(net, whole)
+    loaded = optimizer.float32_state_dict(net)["0.weight"]
+    assert (loaded - 1 / 3).abs().max() < (1e-3 if kept is None else 1e-5)
+
+
+def test_float32_weights_that_a_hook_renames_leave_no_stale_bits():
     single = torch.nn.Linear(64, 64, bias=False).bfloat16()
     optimizer = AdamW(single.parameters(), storage="exact")
     train(single, optimizer, 3)

@@ -98,6 +98,13 @@ def test_what_is_not_row_major_is_kept_exactly():
         assert formats(AdamW, param, storage=preset).formats["exp_avg"] == "f32"
 
 
+def test_gaps_between_elements_do_not_count_but_their_order_does():
+    gapped = torch.nn.Parameter(torch.ones(128, 128, dtype=BF16)[:, :64])
+    assert formats(AdamW, gapped, storage="8bit").formats["exp_avg"] == "slice8_signed"
+    turned = torch.nn.Parameter(torch.ones(64, 256, dtype=BF16)[:, :128].t())
+    assert formats(AdamW, turned, storage="8bit").formats["exp_avg"] == "f32"
+
+
 def test_a_slow_average_gets_more_bits_and_a_dict_that_denies_them_is_refused():
     param = torch.nn.Parameter(torch.ones(64, 64, dtype=BF16))
     chosen = formats(AdamW, param, storage="8bit", betas=(0.995, 0.999))

@@ -143,9 +143,9 @@ def test_multiprocessing_by_fork_takes_the_optimizer_along(threads):
     children = [context.Process(target=in_a_child, args=(optimizer, queue)) for _ in range(2)]
     for child in children:
         child.start()
-    answers = [queue.get(timeout=60) for _ in children]
+    answers = [queue.get(timeout=600) for _ in children]
     for child in children:
-        child.join(timeout=60)
+        child.join(timeout=600)
     assert answers == [digest(train(optimizer, 2))] * 2
 
 

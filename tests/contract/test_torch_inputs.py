@@ -1,4 +1,4 @@
-"""PyTorch's own inputs for its optimizer tests: those for Adam and AdamW run here as they do in PyTorch.
+"""PyTorch's own inputs for its optimizer tests, run here as they are in PyTorch: test_torch_suite.py has the rest.
 
 Inputs that cannot apply are named below, with the reason. A new input in a later torch is run, or fails a test.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 import sys
 import types
 import warnings
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 import fusedadam
-from tests.contract.common import assert_same, leaves, params_of, set_grads, train
+from fusedadam.catalog import CATALOG
+from tests.contract.common import assert_same, leaves, params_of, set_grads, tensors, train
 from tests.support import BF16, F16, F32, F64
 
 MODULE = "torch.testing._internal.common_optimizers"
@@ -36,7 +38,8 @@ def load_inputs():
 
 
 inputs = load_inputs()
-INFO = {info.name: info for info in inputs.optim_db if info.name in ("Adam", "AdamW")}
+INFO = {info.name: info for info in inputs.optim_db if info.name in CATALOG}
+assert INFO.keys() == {entry.name for entry in CATALOG.values() if entry.torch_twin}
 CLASSES = pytest.mark.parametrize("name", INFO)
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -81,6 +84,19 @@ def options_of(name, device, k):
     return copy.deepcopy(configurations(name, device)[k].kwargs)
 
 
+def assert_as_torch(ours, theirs, **tolerance):
+    """Parameters and torch's states. Ours also count steps where torch's do not; some of torch's are in float32."""
+    (params, kept), (expected, wanted) = tensors(ours), tensors(theirs)
+    wanted = [{k: v for k, v in state.items() if v is not None} for state in wanted]
+    for state, its in zip(kept, wanted, strict=True):
+        if isinstance(theirs, torch.optim.SGD):
+            state.pop("step", None)
+            its.pop("step", None)  # of a state dict of ours
+        if "mu_product" in its:
+            state["mu_product"] = state["mu_product"].to(its["mu_product"])
+    assert_same((params, kept), (expected, wanted), check_device=False, **tolerance)  # step counts may be anywhere
+
+
 def both(name, device, options, dtype=F64):
     """Ours and torch's, each with parameters and options of its own."""
     makers = getattr(fusedadam, name), getattr(torch.optim, name)
@@ -99,12 +115,13 @@ def test_every_input_gives_the_results_of_torch(name, device, k, dtype):
     ours, theirs = both(name, device, options_of(name, device, k), dtype)
     for optimizer in (ours, theirs):
         train(optimizer, 7)
-    # with capturable, torch's own bias correction is calculated in float32
-    rtol, atol = TOLERANCES[F32 if configuration.kwargs.get("capturable") else dtype]
-    assert_same(ours, theirs, rtol=rtol, atol=atol, check_device=False)  # of the step counts
+    # torch's own bias correction is calculated in float32 with capturable
+    in_float32 = configuration.kwargs.get("capturable") or CATALOG[name].float32_twin
+    rtol, atol = TOLERANCES[F32 if in_float32 else dtype]
+    assert_as_torch(ours, theirs, rtol=rtol, atol=atol)
 
 
-@CLASSES
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])  # torch's fused SGD is off by 60 ulp in float16, on a CPU
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_every_input_for_low_precision_is_torchs_fused_step(name, device, dtype):
@@ -114,11 +131,12 @@ def test_every_input_for_low_precision_is_torchs_fused_step(name, device, dtype)
         for step in range(5):
             for optimizer in (ours, theirs):
                 train(optimizer, 1, start=step)
-            assert_same(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-6, check_device=False)
+            assert_as_torch(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
             for p, q in zip(params_of(ours), params_of(theirs), strict=True):
                 q.data.copy_(p)  # each step by itself: differences of rounding do not add up
-                for key, value in ours.state[p].items():
-                    theirs.state[q][key].copy_(value)
+                for key, value in theirs.state[q].items():
+                    if value is not None:
+                        value.copy_(ours.state[p][key])
 
 
 @CLASSES
@@ -126,13 +144,14 @@ def test_every_input_for_low_precision_is_torchs_fused_step(name, device, dtype)
 def test_no_input_is_left_out(name, device):
     """What is neither run nor refused with a reason would go unnoticed, most of all when torch changes its table."""
     listed = [one.desc for one in INFO[name].optim_inputs_func(device)]
-    assert len(listed) >= {"cpu": 5, "cuda": 10}[device]
-    flags = [flag for flag in INFO[name].supported_impls if flag != "foreach" or device != "cpu"]
+    assert len(listed) >= 5
+    on = {"foreach": ("cuda",), "fused": INFO[name].supports_fused_on}
+    flags = [flag for flag in INFO[name].supported_impls if device in on.get(flag, (device,))]
     wanted = {f"{device}-{name}-{desc}{more}" for desc in listed for more in ("", *(f" & {f}" for f in flags))}
     assert wanted == {one.id for one in CONFIGURATIONS if one.id.startswith(f"{device}-{name}-")}
     not_run = [one for one in configurations(name, device) if refused(one)]
-    assert {flag for one in not_run for flag in refused(one)} == REFUSED.keys(), "a reason for what is not there"
-    assert len(not_run) == len(listed), "each input is run at least without the flags that are refused"
+    assert {flag for one in not_run for flag in refused(one)} == REFUSED.keys() & {*flags}, "a reason for nothing"
+    assert len(not_run) in (0, len(listed)), "each input is run at least without the flags that are refused"
 
 
 @CLASSES
@@ -147,7 +166,8 @@ def test_torchs_lists_of_schedulers_steer_both_alike(name, device):
                 for scheduler in schedulers:
                     plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
                     scheduler.step(*([1.0] if plateau else []))
-        assert_same(*optimizers, rtol=1e-10, atol=1e-12)
+        rtol, atol = TOLERANCES[F32 if CATALOG[name].float32_twin else F64]
+        assert_as_torch(*optimizers, rtol=rtol, atol=atol)
         assert optimizers[0].param_groups[0]["lr"] == optimizers[1].param_groups[0]["lr"]
 
 
@@ -156,9 +176,11 @@ def errors(name, device):
 
 
 def attempt(name, one):
-    """As torch's own test does it: made, and if that is to succeed, stepped."""
-    params = one.optimizer_error_input.params
-    optimizer = getattr(fusedadam, name)(leaves() if params is None else params, **one.optimizer_error_input.kwargs)
+    """As torch's own test does it: made, often without parameters, and if that is to succeed, stepped."""
+    given = one.optimizer_error_input
+    needs_params = given.desc in ALLOWED_HERE or one.error_on != inputs.OptimizerErrorEnum.CONSTRUCTION_ERROR
+    params = leaves() if given.params is None and needs_params else given.params
+    optimizer = getattr(fusedadam, name)(params, **given.kwargs)
     if one.error_on != inputs.OptimizerErrorEnum.CONSTRUCTION_ERROR:
         set_grads(params_of(optimizer), 0)
         optimizer.step()
@@ -180,6 +202,8 @@ def check_error(name, one):
         with pytest.raises(error) as caught:
             attempt(name, one)
     assert caught.type is error or desc in OTHERWISE_HERE
+    if "torch/optim" in str(caught.traceback[-1].path):  # torch's own words
+        assert re.search(one.error_regex, str(caught.value))
     return "refused"
 
 
@@ -188,13 +212,13 @@ def check_error(name, one):
 def test_every_error_of_torchs_is_the_same_error_here(name, device):
     """Where torch refuses what works here, it works: the table above says why."""
     done = [check_error(name, one) for one in errors(name, device)]
-    assert done.count("refused") == {"cpu": 8, "cuda": 2}[device]
-    assert done.count("allowed") == {"cpu": 4, "cuda": 0}[device]
+    is_adam = name in ("Adam", "AdamW")
+    assert done.count("refused") >= {"cpu": 7, "cuda": 2 * is_adam}[device]
+    assert done.count("allowed") == {"cpu": 4 * is_adam, "cuda": 0}[device]
 
 
-@CLASSES
-def test_the_tables_of_errors_name_only_what_torch_has(name):
-    descriptions = {one.optimizer_error_input.desc for one in errors(name, "cpu")}
+def test_the_tables_of_errors_name_only_what_torch_has():
+    descriptions = {one.optimizer_error_input.desc for name in INFO for one in errors(name, "cpu")}
     assert {*ALLOWED_HERE, *OTHERWISE_HERE} <= descriptions
 
 

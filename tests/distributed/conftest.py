@@ -10,12 +10,13 @@ from tests.distributed.world import World
 WORLDS = ("two", "three", "four")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``pytest -n 2 --dist loadgroup`` each world exists once, and not once for each of pytest's own processes."""
     for item in items:
-        for world in WORLDS:
-            if world in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(f"world of {world}"))
+        worlds = [world for world in WORLDS if world in getattr(item, "fixturenames", ())]
+        if worlds:  # the largest: two groups would be a third one
+            item.add_marker(pytest.mark.xdist_group(f"world of {worlds[-1]}"))
 
 
 def _world(size: int) -> Iterator[World]:

@@ -15,41 +15,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import fusedadam
+from fusedadam.catalog import CATALOG
 from tests.meaning.made_to_measure import gradient, values
-from tests.support import BF16, F32, F64
+from tests.support import BF16, F32, F64, sums
 
-ADAM = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.99)}
-BERT = {"lr": 1e-2, "weight_decay": 0.1, "warmup": 0.3, "t_total": 20}
-ELEMENTWISE = {
-    "AdamW": functools.partial(fusedadam.AdamW, **ADAM),
-    "Adam amsgrad": functools.partial(fusedadam.Adam, **ADAM, amsgrad=True),
-    "EmaAdamW": functools.partial(fusedadam.EmaAdamW, **ADAM, ema_decay=0.9),
-}
-SUMMING = {
-    "AdamP nesterov": functools.partial(fusedadam.AdamP, **ADAM, nesterov=True),
-    "AdamP clipped": functools.partial(fusedadam.AdamP, **ADAM, max_grad_norm=1.0),
-    "BertAdam parameter": functools.partial(fusedadam.BertAdam, **BERT, max_grad_norm=0.5, clip="parameter"),
-    "BertAdam group": functools.partial(fusedadam.BertAdam, **BERT, clip="group"),
-    "BertAdam all": functools.partial(fusedadam.BertAdam, **BERT, clip="all"),
-    "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, **ADAM, ema_decay=0.9, max_grad_norm=1.0),
-}
-OPTIMIZERS: dict[str, Callable[..., Any]] = ELEMENTWISE | SUMMING
-# Beyond Adam: what is sharded is the base's business, so only some tests take these.
-BEYOND_ADAM: dict[str, Callable[..., Any]] = {
-    "SGD": functools.partial(fusedadam.SGD, lr=1e-2, weight_decay=0.1, momentum=0.9, dampening=0.5),
-    "RMSpropTF": functools.partial(fusedadam.RMSpropTF, lr=1e-2, weight_decay=0.1, momentum=0.9),
-    "Lamb": functools.partial(fusedadam.Lamb, **ADAM, use_global_grad_norm=True),
-    "RAdam": functools.partial(fusedadam.RAdam, **ADAM),
-    "Adan": functools.partial(fusedadam.Adan, **{**ADAM, "betas": (0.9, 0.7, 0.99)}, no_prox=True),
-    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, **{**ADAM, "betas": (0.9, 0.99, 0.999)}, alpha_warmup=3),
-    "NAdam": functools.partial(fusedadam.NAdam, **ADAM, decoupled_weight_decay=True),
-    "Adafactor": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1),
-    "Adafactor clipped": functools.partial(fusedadam.Adafactor, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
-    "Lion clipped": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
+DELTA = 0.1  # AdamP's threshold, which the gradients are made for
+EVERY: dict[str, Any] = {
+    name: functools.partial(make, delta=DELTA) if "delta" in make.keywords else make
+    for entry in CATALOG.values()
+    for name, make in entry.tested.items()
 }
 # where nothing is summed, every bit is that of one process
-BIT_FOR_BIT = {*ELEMENTWISE, "SGD", "RMSpropTF", "RAdam", "NAdam", "Adan", "AdEMAMix"}
+BIT_FOR_BIT = {name for name, make in EVERY.items() if not sums(make)}
+ELEMENTWISE = {name: EVERY[name] for name in ("AdamW", "Adam", "EmaAdamW")}
+OF_SUMS = ("AdamP", "AdamP clipped", "BertAdam", "BertAdam by group", "BertAdam over all", "EmaAdamW clipped")
+SUMMING = {name: EVERY[name] for name in OF_SUMS}
+OPTIMIZERS = ELEMENTWISE | SUMMING
+# What is sharded is the base's business, so only some tests take the others, and quick tests those with other sums or
+# states.
+REST = {name: make for name, make in EVERY.items() if name not in OPTIMIZERS}
+QUICK_REST = [name for name in REST if name in CATALOG]
+QUICK_REST += [[*entry.tested][-1] for entry in CATALOG.values() if entry.quick]
+# states smaller than their parameters
+SMALLER = [e.name for e in CATALOG.values() if any(state.by != "element" for state in e.cls.states.values())]
+NOT_SHARED = [name for name in SMALLER if name in BIT_FOR_BIT]  # each process has its own
+assert {*ELEMENTWISE} < BIT_FOR_BIT
+assert not {*SUMMING} & BIT_FOR_BIT
+assert 0 < len(NOT_SHARED) < len(SMALLER)
 DTYPES = {"float32": F32, "bfloat16": BF16, "float64": F64}
 SHAPES = {
     "matrix": (6, 20),
@@ -79,10 +71,11 @@ class Run(NamedTuple):
 def make(optimizer: str, params: list[Any], **options: Any) -> Any:
     """Two groups, with options of their own. Low-precision parameters have moments and averages in float32."""
     wide = F32 if params[0].dtype == BF16 else None
-    more = {"state_dtype": wide, **({"ema_dtype": wide} if optimizer.startswith("Ema") else {})}
+    made = EVERY[optimizer]
+    more = {"state_dtype": wide, **{state.dtype_option: wide for state in made.func.states.values()}}
     middle = len(params) // 2
     groups = [{"params": params[:middle]}, {"params": params[middle:], "lr": 3e-3, "weight_decay": 0.3}]
-    return (OPTIMIZERS | BEYOND_ADAM)[optimizer](groups, **more, **options)
+    return made(groups, **more, **options)
 
 
 def after(optimizer: Any, params: list[Any]) -> tuple[float | None, list[str]]:

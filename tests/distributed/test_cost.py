@@ -47,14 +47,14 @@ def grown(optimizer: str, gradients: str, count: int) -> tuple[int, int, int]:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
         return len(gc.get_objects()), sys.getallocatedblocks(), resident
 
-    before = steps(300)  # caches fill; the plan at the end is as large as at the end of what follows
+    before = steps(100)  # caches fill; the plan at the end is as large as at the end of what follows
     objects, blocks, resident = (b - a for a, b in zip(before, steps(count), strict=True))
     return objects, blocks, resident
 
 
 @pytest.mark.parametrize(
     ("optimizer", "gradients", "count"),
-    [("AdamW", "moving", 1000), ("AdamP nesterov", "moving", 1000), ("AdamP clipped", "now_and_then", 150)],
+    [("AdamW", "moving", 300), ("AdamP", "moving", 300), ("AdamP clipped", "now_and_then", 90)],
 )
 def test_objects_and_memory_are_flat(two, optimizer, gradients, count):
     for objects, blocks, resident in two.run(grown, optimizer, gradients, count):
@@ -104,7 +104,7 @@ def times(optimizer: str, count: int = 1000, rounds: int = 30) -> tuple[float, f
     return min(found[0]), min(found[1])
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP nesterov", "BertAdam all"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "BertAdam over all"])
 def test_host_time_of_a_thousand_parameters(one, optimizer):
     """A loose bound, for noisy machines."""
     ((divided_time, plain_time),) = one.run(times, optimizer)

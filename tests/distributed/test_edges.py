@@ -21,7 +21,7 @@ from tests.distributed.parts import S0, S1, R, digest, fitting, from_part, here,
 from tests.distributed.reference import make, one_process
 from tests.support import BF16, F32, F64
 
-OPTIMIZERS = ("AdamW", "AdamP nesterov", "AdamP clipped", "BertAdam parameter", "EmaAdamW clipped")
+OPTIMIZERS = ("AdamW", "AdamP", "AdamP clipped", "BertAdam", "EmaAdamW clipped")
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 Divide = Callable[[Tensor], Any]
 
@@ -185,7 +185,9 @@ def train_dtypes(optimizer: str) -> None:
     follow(run, optimizer, params)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP clipped", "BertAdam group", "BertAdam all", "EmaAdamW clipped"])
+@pytest.mark.parametrize(
+    "optimizer", ["AdamW", "AdamP clipped", "BertAdam by group", "BertAdam over all", "EmaAdamW clipped"]
+)
 def test_several_dtypes_in_one_optimizer(two, optimizer):
     two.run(train_dtypes, optimizer)
 
@@ -251,7 +253,7 @@ def take_strides(optimizer: str) -> None:
     torch.testing.assert_close(here(param), alone.detach()[:2])
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "EmaAdamW clipped", "BertAdam parameter"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "EmaAdamW clipped", "BertAdam"])
 def test_rules_without_rows_take_any_strides(four, optimizer):
     four.run(take_strides, optimizer)
 
@@ -281,7 +283,7 @@ def train_any(optimizer: str, seed: int) -> None:
     follow(run, optimizer, params)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP nesterov", "AdamP clipped", "BertAdam all"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "AdamP clipped", "BertAdam over all"])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_shapes_and_placements(four, seed, optimizer):
     four.run(train_any, optimizer, seed)

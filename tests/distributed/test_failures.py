@@ -99,7 +99,7 @@ def assert_the_others_end(answers: list[Answer], failed: int = 1, code: int = DE
             assert "all_reduce" in answer.value
 
 
-@pytest.mark.parametrize(("optimizer", "which"), [("AdamP nesterov", 1), ("AdamP clipped", 2), ("BertAdam all", 1)])
+@pytest.mark.parametrize(("optimizer", "which"), [("AdamP", 1), ("AdamP clipped", 2), ("BertAdam over all", 1)])
 def test_a_rank_that_dies_in_a_step(doomed, optimizer, which):
     assert_the_others_end(failing(doomed, optimizer, die, optimizer, which))
 
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_in_clipping(doomed):
 
 def refuse(bad: str) -> None:
     """Its gradients are refused, before it takes part in anything; then it ends, as a script does that raises."""
-    opt, params = trained("AdamP nesterov", mesh_of(3))
+    opt, params = trained("AdamP", mesh_of(3))
     if dist.get_rank() == 1:
         if bad == "shape":
             params[2].grad._local_tensor = torch.ones(2, 2)
@@ -130,13 +130,13 @@ def refuse(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["shape", "option"])
 def test_a_rank_that_raises_and_ends(doomed, bad):
-    assert_the_others_end(failing(doomed, "AdamP nesterov", refuse, bad))
+    assert_the_others_end(failing(doomed, "AdamP", refuse, bad))
 
 
 def late() -> float:
     """One process sleeps longer than the group waits for it."""
     group = dist.new_group(timeout=timedelta(seconds=3))
-    opt, _ = trained("AdamP nesterov", DeviceMesh.from_group(group, "cpu"))
+    opt, _ = trained("AdamP", DeviceMesh.from_group(group, "cpu"))
     dist.barrier()
     if dist.get_rank() == 1:
         time.sleep(9)
@@ -149,7 +149,7 @@ def late() -> float:
 
 def test_a_rank_that_is_late(doomed):
     """The time that the process group was given counts."""
-    doomed.run(prepare, "AdamP nesterov")
+    doomed.run(prepare, "AdamP")
     waited = doomed.run(late)
     assert 1 < max(waited) < MINUTE
 

@@ -45,7 +45,7 @@ def measure_in_backward() -> str:
     optimizer.watch_norms = True
     model.weight.grad = torch.zeros_like(model.weight)
     with pytest.raises(ValueError, match=r"watch_norms=True.*other processes") as refused:
-        optimizer._in_backward.step(model.weight)
+        optimizer._in_backward.step(optimizer, model.weight)
     return str(refused.value)
 
 

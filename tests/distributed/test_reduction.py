@@ -36,11 +36,11 @@ CLIP_BY_ROWS = {"S(0)": ALL * 2, "S(1)": sum(ROWS) + MATRICES + (ALL - MATRICES)
 PROJECT_AFTER = {where: numbers - MATRICES for where, numbers in PROJECT.items()}
 ROUNDS: dict[str, list[dict[str, int]]] = {
     **{name: [] for name in ELEMENTWISE},
-    "AdamP nesterov": [PROJECT],
+    "AdamP": [PROJECT],
     "AdamP clipped": [CLIP_BY_ROWS, PROJECT_AFTER],
-    "BertAdam parameter": [CLIP],
-    "BertAdam group": [CLIP],
-    "BertAdam all": [CLIP],
+    "BertAdam": [CLIP],
+    "BertAdam by group": [CLIP],
+    "BertAdam over all": [CLIP],
     "EmaAdamW clipped": [CLIP],
 }
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.distributed.follow import follow
 from tests.distributed.parts import S0, S1, R, digest, mesh_of, parameter, which_part
-from tests.distributed.reference import BEYOND_ADAM, OPTIMIZERS, SUMMING, load
+from tests.distributed.reference import OPTIMIZERS, QUICK_REST, REST, SUMMING, load
 
 
 def fsdp2(start: list[Tensor], *mesh: int, **options: Any) -> list[Any]:
@@ -127,16 +127,16 @@ def test_on_four(four, library, layout, optimizer):
     assert_equals_one_process(four, layout, optimizer, "float32", library)
 
 
-@pytest.mark.parametrize("optimizer", BEYOND_ADAM)
+@pytest.mark.parametrize("optimizer", QUICK_REST)
 @pytest.mark.parametrize("layout", ["FSDP2 on 2", "tensor parallel on 2"])
-def test_beyond_adam_on_two(two, library, layout, optimizer):
+def test_the_rest_on_two(two, library, layout, optimizer):
     assert_equals_one_process(two, layout, optimizer, "float32", library)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("optimizer", BEYOND_ADAM)
+@pytest.mark.parametrize("optimizer", REST)
 @pytest.mark.parametrize("layout", ON[4])
-def test_beyond_adam_on_four(four, library, layout, optimizer):
+def test_the_rest_on_four(four, library, layout, optimizer):
     assert_equals_one_process(four, layout, optimizer, "float32", library)
 
 

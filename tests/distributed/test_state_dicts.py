@@ -6,7 +6,9 @@ A state dict may be whole, as one process saves it, or sharded, in the same way 
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import itertools
 import pickle
 from typing import Any
 
@@ -14,14 +16,20 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+import fusedadam
 from tests.distributed.follow import assert_same, assert_states_lie_like
 from tests.distributed.parts import S0, S1, R, digest, divided_like, expected_here, here, mesh_of, parameter
-from tests.distributed.reference import ELEMENTWISE, STEPS, Run, load, make
+from tests.distributed.reference import BIT_FOR_BIT, SMALLER, STEPS, Run, load, make
+from tests.distributed.test_storage import LAYOUTS as SHARDINGS
+from tests.distributed.test_storage import assert_same as assert_same_arrays
+from tests.distributed.test_storage import go as go_on
+from tests.distributed.test_storage import kept, start
 from tests.support import BF16, F32
 
 LAYOUTS = {"rows": S0, "columns": S1, "everywhere": R}
 EVERY = pytest.mark.parametrize(
-    "optimizer", ["Adam amsgrad", "AdamP nesterov", "BertAdam group", "EmaAdamW", "EmaAdamW clipped"]
+    "optimizer",
+    ["Adam", "AdamP", "BertAdam by group", "EmaAdamW", "EmaAdamW clipped", *SMALLER, "Adafactor clipped"],
 )
 HALF = STEPS // 2
 
@@ -69,9 +77,9 @@ def resumed(optimizer: str, path: str, before: str | None, after: str) -> None:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             loaded = again.state[p][name]
             assert loaded.dtype == value.dtype, name
-            assert torch.equal(here(loaded), whole if name == "step" else expected_here(whole, p)), name
+            assert torch.equal(here(loaded), whole if name == "step" else expected_here(whole, loaded)), name
     go(run, again, others, range(HALF, STEPS))
-    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+    assert_same(run, again, others, bits=optimizer in BIT_FOR_BIT)
     assert digest(t for own in saved["state"].values() for t in own.values()) == bits, "the state dict was written to"
 
 
@@ -126,7 +134,7 @@ def resumed_whole(optimizer: str, path: str) -> None:
     again.load_state_dict(opt.state_dict())
     assert not any(isinstance(v, DTensor) for v in states_of(again, others))
     go(run, again, others, range(HALF, STEPS))
-    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+    assert_same(run, again, others, bits=optimizer in BIT_FOR_BIT)
 
 
 @EVERY
@@ -159,7 +167,7 @@ def by_copy(optimizer: str, path: str, how: str) -> None:
     before = digest([*params, *states_of(opt, params)])
     go(run, again, others, range(HALF, STEPS))
     assert digest([*params, *states_of(opt, params)]) == before
-    assert_same(run, again, others, bits=optimizer in ELEMENTWISE)
+    assert_same(run, again, others, bits=optimizer in BIT_FOR_BIT)
     go(run, opt, params, range(HALF, STEPS))
     assert digest([*params, *states_of(opt, params)]) == digest([*others, *states_of(again, others)])
 
@@ -173,7 +181,7 @@ def test_copies(two, library, optimizer, how):
 def refused(path: str) -> None:
     """Another model's state is refused whole, and nothing is loaded."""
     run = load(path)
-    opt, params = begin(run, "Adam amsgrad", "rows")
+    opt, params = begin(run, "Adam", "rows")
     go(run, opt, params, range(HALF))
     before = digest(states_of(opt, params))
     saved = copy.deepcopy(opt.state_dict())
@@ -189,7 +197,7 @@ def refused(path: str) -> None:
 
 
 def test_a_state_dict_that_does_not_fit(two, library):
-    two.run(refused, library.path("Adam amsgrad", "float32"))
+    two.run(refused, library.path("Adam", "float32"))
 
 
 def averages(path: str) -> None:
@@ -204,3 +212,32 @@ def averages(path: str) -> None:
 
 def test_averages_are_divided(two, library):
     two.run(averages, library.path("EmaAdamW", "bfloat16"))
+
+
+def across(layout: str) -> None:
+    """Meshes of two dimensions, and strides: into the same layout, into plain parameters, and back from these."""
+    for optimizer in ("AdamW", *SMALLER):
+        make, runs = functools.partial(getattr(fusedadam, optimizer), backend="eager"), []
+        for shard in (SHARDINGS[layout][1], SHARDINGS[layout][1], plain, SHARDINGS[layout][1]):
+            params = shard([value + len(runs) for value in start(F32)])
+            runs.append((make(params), params))
+        opt, params = runs[0]
+        go_on(opt, params, range(2))
+        for (source, before), (target, after) in itertools.pairwise(runs):
+            take_params(after, before)
+            target.load_state_dict(source.state_dict())
+            for p, q in zip(after, params, strict=True):
+                assert_states_lie_like(p, target.state[p])
+                assert_same_arrays([kept(target, p)], [kept(opt, q)])
+        for each, own in (runs[0], runs[1], runs[3]):
+            go_on(each, own, range(2, 4))
+            assert_same_arrays([kept(each, p) for p in own], [kept(opt, p) for p in params])
+
+
+def plain(wholes: list[torch.Tensor]) -> list[Any]:
+    return [torch.nn.Parameter(value) for value in wholes]
+
+
+@pytest.mark.parametrize("layout", ["HSDP", "FSDP2 over tensor parallel", "rows and columns"])
+def test_states_smaller_than_their_parameters_on_two_dimensions(four, layout):
+    four.run(across, layout)

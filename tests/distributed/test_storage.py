@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 import fusedadam
 from fusedadam import compat
+from fusedadam.catalog import CATALOG
 from fusedadam.contract.role_arrays import for_state_dict
 from fusedadam.tensors.factored import placements_in, shape_in
+from tests.distributed import reference
 from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
 from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
@@ -37,13 +39,8 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "BertAdam": functools.partial(fusedadam.BertAdam, lr=1e-2, warmup=0.3, t_total=20, max_grad_norm=0.5, clip="all"),
 }
 # Each with every format, in one layout or another
-BEYOND_ADAM: dict[str, Callable[..., Any]] = {
-    "RAdam": functools.partial(fusedadam.RAdam, lr=1e-2, weight_decay=0.1),
-    "NAdam": functools.partial(fusedadam.NAdam, lr=1e-2, weight_decay=0.1),
-    "Adan": functools.partial(fusedadam.Adan, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
-    "AdEMAMix": functools.partial(fusedadam.AdEMAMix, lr=1e-2, weight_decay=0.1),
-    "Lion": functools.partial(fusedadam.Lion, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0),
-}
+REST = {name: make for name, make in reference.REST.items() if name in CATALOG and name in reference.BIT_FOR_BIT}
+assert REST
 SMALLER = {"mu_product": "tensor", "row_var": "row", "col_var": "column"}  # states that leave out dimensions
 STORAGES = ("exact", "16bit", "8bit")
 SHAPES = {
@@ -88,7 +85,7 @@ def kept(opt: Any, param: Any) -> dict[str, Tensor]:
 @functools.cache
 def alone(optimizer: str, dtype: torch.dtype = BF16, **options: Any) -> list[dict[str, Tensor]]:
     params = [torch.nn.Parameter(value) for value in start(dtype)]
-    opt = (OPTIMIZERS | BEYOND_ADAM)[optimizer](params, **options)
+    opt = (OPTIMIZERS | REST)[optimizer](params, **options)
     go(opt, params, range(STEPS))
     return [kept(opt, p) for p in params]
 
@@ -169,7 +166,7 @@ LAYOUTS: dict[str, tuple[int, Callable[[list[Tensor]], list[Any]]]] = {
 
 def follow(layout: str, optimizer: str, storage: str, backend: str | None, dtype: torch.dtype = BF16) -> None:
     params = LAYOUTS[layout][1](start(dtype))
-    opt = (OPTIMIZERS | BEYOND_ADAM)[optimizer](params, storage=storage, backend=backend)
+    opt = (OPTIMIZERS | REST)[optimizer](params, storage=storage, backend=backend)
     go(opt, params, range(STEPS))
     for name, p in zip(SHAPES, params, strict=True):
         assert_lies_like(p, opt.state[p])
@@ -209,10 +206,10 @@ def test_same_bits_on_the_eager_backend(layout, optimizer, storage, request):
     ("layout", "optimizer", "storage"),
     [
         (layout, *case)
-        for layout, case in zip(itertools.cycle(LAYOUTS), itertools.product(BEYOND_ADAM, STORAGES), strict=False)
+        for layout, case in zip(itertools.cycle(LAYOUTS), itertools.product(REST, STORAGES), strict=False)
     ],
 )
-def test_same_bits_beyond_adam(layout, optimizer, storage, request):
+def test_same_bits_of_the_rest(layout, optimizer, storage, request):
     world_of(layout, request).run(follow, layout, optimizer, storage, "eager")
 
 

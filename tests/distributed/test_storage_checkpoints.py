@@ -1,37 +1,25 @@
-"""Checkpoints of sharded optimizers with storage formats: any number of processes goes on with the same bits."""
+"""Checkpoints of sharded optimizers whose storage changes: any number of processes goes on with the same bits.
+
+test_every_checkpoint.py has those whose storage stays the same.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import fusedadam
 from tests.distributed.parts import fully_shard, mesh_of
-from tests.distributed.test_checkpoints import FLAT, FULL, alike, digest
-from tests.distributed.test_storage import OPTIMIZERS, STEPS, STORAGES, Holder, go, kept
+from tests.distributed.test_checkpoints import alike, digest
+from tests.distributed.test_storage import OPTIMIZERS, STEPS, Holder, go, kept
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 from tests.support import BF16, F32
 
 HALF = STEPS // 2
-CASES = [(optimizer, storage) for optimizer in OPTIMIZERS for storage in STORAGES]
-QUICK = [("EmaAdamW", "8bit"), ("AdamW", "exact")]
-EVERY = pytest.mark.parametrize(
-    ("optimizer", "storage"),
-    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.exhaustive) for case in CASES],
-)
 pytestmark = NEEDS_FSDP2_ON_CPU
 
 
@@ -51,19 +39,16 @@ class Run:
         go(self.optimizer, self.params, range(first, last))
         return self
 
-    def state(self, options: StateDictOptions | None = None, widen: bool = False) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+    def state(self, widen: bool = False) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": self.optimizer.widen_state_dict(optimizer) if widen else optimizer}
 
-    def set_state(self, state: dict[str, Any], options: StateDictOptions | None = None) -> Run:
-        given = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **given, options=options)
-        return self
-
-    def load(self, folder: str, options: StateDictOptions | None = None, widen: bool = False) -> Run:
-        state = self.state(options, widen)
+    def load(self, folder: str, widen: bool = False) -> Run:
+        state = self.state(widen)
         dcp.load(state, checkpoint_id=folder)
-        return self.set_state(state, options)
+        given = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **given)
+        return self
 
     def bits(self) -> list[str]:
         return [
@@ -71,57 +56,6 @@ class Run:
             for k, p in enumerate(self.params)
             for name, value in kept(self.optimizer, p).items()
         ]
-
-
-def uninterrupted(optimizer: str, storage: str) -> list[str]:
-    return Run(optimizer, storage, plain=True).train(0, STEPS).bits()
-
-
-def save(folder: str, optimizer: str, storage: str) -> list[str]:
-    run = Run(optimizer, storage).train(0, HALF)
-    dcp.save(run.state(), checkpoint_id=folder)
-    dcp.save(run.state(FLAT), checkpoint_id=f"{folder}, flat")
-    return run.train(HALF, STEPS).bits()
-
-
-def go_on(folder: str, optimizer: str, storage: str, flat: bool) -> list[str]:
-    run = Run(optimizer, storage, more=1.0)
-    run.load(f"{folder}, flat", FLAT) if flat else run.load(folder)
-    return run.train(HALF, STEPS).bits()
-
-
-@EVERY
-def test_saved_on_four_and_loaded_on_three_and_one(four, three, one, optimizer, storage, tmp_path):
-    expected = uninterrupted(optimizer, storage)
-    assert alike(four.run(save, str(tmp_path / "saved"), optimizer, storage)) == expected
-    for world, flat in ((three, False), (one, False), (three, True)):
-        assert alike(world.run(go_on, str(tmp_path / "saved"), optimizer, storage, flat)) == expected
-
-
-def through_full(optimizer: str, storage: str) -> list[list[str]]:
-    """Gathered by rank 0, on the host, and broadcast from there; or offloaded shard by shard."""
-    run = Run(optimizer, storage).train(0, HALF)
-    # copies: on a CPU some of it is the optimizer's own memory
-    full, offloaded = (copy.deepcopy(run.state(own)) for own in (FULL, StateDictOptions(cpu_offload=True)))
-    found = [run.train(HALF, STEPS).bits()]
-    assert bool(full["optimizer"]) == (dist.get_rank() == 0)
-    if dist.get_rank() == 0:
-        assert {type(v) for state in full["optimizer"]["state"].values() for v in state.values()} == {Tensor}
-        found.append(Run(optimizer, storage, plain=True, more=1.0).set_state(full).train(HALF, STEPS).bits())
-    else:
-        found.append(found[0])
-    other = Run(optimizer, storage, more=1.0)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(other.model, full["model"], options=options)
-    set_optimizer_state_dict(other.model, other.optimizer, full["optimizer"], options=options)
-    found.append(other.train(HALF, STEPS).bits())
-    found.append(Run(optimizer, storage, more=1.0).set_state(offloaded).train(HALF, STEPS).bits())
-    return found
-
-
-@EVERY
-def test_full_state_dicts(two, optimizer, storage):
-    assert alike(two.run(through_full, optimizer, storage)) == [uninterrupted(optimizer, storage)] * 4
 
 
 def save_float32(folder: str) -> None:

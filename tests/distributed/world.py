@@ -136,7 +136,8 @@ class World:
             return pickle.loads(self._pipes[rank].recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, OSError):
             self._processes[rank].join(GRACE)
-            return False, f"the process ended, with exit code {self._processes[rank].exitcode}"
+            stack = _stack_file(self._folder, rank).read_text()
+            return False, f"the process ended, with exit code {self._processes[rank].exitcode}\n{stack}".rstrip()
 
     def _where(self, rank: int) -> str:
         """Where a process is that does not answer."""
@@ -153,6 +154,7 @@ def _stack_file(folder: str, rank: int) -> Path:
 
 def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
     with _stack_file(folder, rank).open("w") as stack:
+        faulthandler.enable(file=stack)  # a crash says where it was
         faulthandler.register(signal.SIGUSR1, file=stack)
         torch.set_num_threads(1)
         dist.init_process_group(
@@ -163,7 +165,13 @@ def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
                 module, name, arguments = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 return
-            pipe.send_bytes(_answer(module, name, arguments))
+            answer = _answer(module, name, arguments)
+            pipe.send_bytes(answer)
+            if not pickle.loads(answer)[0]:
+                # A script that raises ends. A process that lived on would keep its connections open, and one that waits
+                # for it, rather than for the rank that failed first, would wait until the group's timeout.
+                time.sleep(0.5)  # others may still be reading from it
+                os._exit(1)
 
 
 def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:

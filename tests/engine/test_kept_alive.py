@@ -133,7 +133,7 @@ OTHERS = [(fusedadam.AdamW, moving), (fusedadam.Adam, now_and_then), (fusedadam.
     [*QUICK, *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in OTHERS)],
     ids=lambda x: x.__name__,
 )
-def test_objects_and_memory_are_flat_over_hundreds_of_steps(cls, gradients):
+def test_objects_and_memory_are_flat_over_many_steps(cls, gradients):
     """Caches keyed by id() or by address grow with every gradient that is set to None."""
     params = leaves([(16,)] * 10)
     optimizer = cls(params)
@@ -151,13 +151,13 @@ def test_objects_and_memory_are_flat_over_hundreds_of_steps(cls, gradients):
 
     tracemalloc.start()
     try:
-        steps(30)
-        objects, traced = steps(30)
-        more_objects, more_traced = steps(200)
+        steps(20)
+        objects, traced = steps(20)
+        more_objects, more_traced = steps(60)
     finally:
         tracemalloc.stop()
     assert more_objects - objects < 30
-    assert more_traced - traced < 200 * 256  # torch itself keeps a few bytes now and then; a table is thousands
+    assert more_traced - traced < 60 * 256  # torch itself keeps a few bytes now and then; a table is thousands
 
 
 def allocated(work):
@@ -264,8 +264,8 @@ print(*results)
 """
 
 
-@pytest.mark.parametrize(("processes", "threads"), [(4, 1), (1, 4)], ids=["processes", "threads"])
-def test_four_at_once_compile_into_an_empty_cache(processes, threads, tmp_path):
+@pytest.mark.parametrize(("processes", "threads"), [(2, 1), (1, 4)], ids=["processes", "threads"])
+def test_several_at_once_compile_into_an_empty_cache(processes, threads, tmp_path):
     """The kernels' modules were once to be seen by other threads before they were complete."""
     variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(tmp_path / "new"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FIRST_STEPS, str(threads)]
@@ -273,7 +273,7 @@ def test_four_at_once_compile_into_an_empty_cache(processes, threads, tmp_path):
         subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(processes)
     ]
-    ends = [process.communicate(timeout=150) for process in running]
+    ends = [process.communicate(timeout=600) for process in running]
     assert all(process.returncode == 0 for process in running), ends
     assert not any("Traceback" in errors for _, errors in ends), ends
     assert [out.split() for out, _ in ends] == [[ends[0][0].split()[0]] * threads] * processes

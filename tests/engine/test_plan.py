@@ -11,9 +11,10 @@ from fusedadam import backends
 from fusedadam.engine.changes.names import CHANGED, MOVED, SAME
 from fusedadam.engine.launch import NO_AMP
 from fusedadam.engine.participant import Participant
-from fusedadam.engine.plan import Plan
+from fusedadam.engine.plan import prepare_plan
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.optimizers.adamw import adam
+from tests.support import options_of
 
 FLAGS = {"amsgrad": False, "maximize": False, "decoupled": True, "clipped": False}
 OPTIONS = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}
@@ -37,7 +38,18 @@ def made(grads, states, new_state=None, steps=None, backend=None):
         if p.grad is not None
     ]
     steps = steps or StepCounts()
-    return Plan(adam, participants, params, states, steps, on_device=False), params, steps
+    prepared = prepare_plan(adam, participants, params, states, steps, on_device=False)
+    return prepared.commit(states, steps), params, steps
+
+
+def options_at(revision):
+    return options_of([OPTIONS])._replace(revision=revision)
+
+
+def evaluate_with(plan, kernel):
+    """From the plan's next step on, as if a step had been taken with the options of revision 1."""
+    plan._scalars._by_kernel, plan.launches._joined = [(plan.launches[0].table, kernel)], None
+    plan._scalars._last = 1
 
 
 def test_it_makes_states_and_runs():
@@ -48,7 +60,7 @@ def test_it_makes_states_and_runs():
     answer, tensors = plan.snapshot.compare(params, states)
     assert answer == SAME
     with torch.no_grad():
-        plan.run(params, tensors, steps, [OPTIONS], NO_AMP)
+        plan.run(params, tensors, steps, options_at(1), NO_AMP)
     assert torch.allclose(params[0], torch.full((3,), 0.9))
     assert states[params[0]]["step"].item() == 1.0
 
@@ -96,8 +108,10 @@ def test_a_step_that_copies_tensors_is_not_repeated_without_its_copies(is_copied
 
     backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
     plan, *_ = made([torch.ones(1).expand(3) if is_copied else torch.ones(3)], {}, backend=backend)
+    evaluate_with(plan, SimpleNamespace(runs_for=lambda options: [], follow=lambda options: True, has_live=False))
     plan.launches[0].table.scalars_on_device = True
-    assert (plan._prepare_to_repeat([OPTIONS], NO_AMP) is None) == is_copied
+    plan._scalars.prepare_fast_path(options_at(1), NO_AMP)
+    assert (plan._scalars.fast_path(1.0, options_at(1), NO_AMP) is None) == is_copied
 
 
 @pytest.mark.parametrize(("count", "fits"), [(0.0, True), (2.0**24 - 1, True), (2.5, False), (2.0**31, False)])
@@ -115,12 +129,11 @@ def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, f
     backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
     plan, params, steps = made([torch.ones(3)], states, backend=backend)
     kernel = SimpleNamespace(update=update, runs_for=lambda options: [], has_live=False, has_options=True)
-    options = plan._last_options = [OPTIONS]
-    plan._scalar_kernels, plan.launches._joined = [(plan.launches[0].table, kernel)], None
+    evaluate_with(plan, kernel)
     _, tensors = plan.snapshot.compare(params, states)
     for _ in range(2):
         states[params[0]]["step"].fill_(count)
-        plan.run(params, tensors, steps, options, NO_AMP)
+        plan.run(params, tensors, steps, options_at(1), NO_AMP)
     assert evaluated == ran == [count + 1] * fits
     assert states[params[0]]["step"] == torch.tensor(count + 1)
 
@@ -141,10 +154,9 @@ def test_a_step_with_another_learning_rate_is_repeated_if_the_kernels_take_it(is
     )
     backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
     plan, params, steps = made([torch.ones(3)], states, backend=backend)
-    plan._last_options = first = [OPTIONS]
-    plan._scalar_kernels, plan.launches._joined = [(plan.launches[0].table, kernel)], None
+    evaluate_with(plan, kernel)
     _, tensors = plan.snapshot.compare(params, states)
-    for options in (first, first, [OPTIONS], [OPTIONS]):
-        plan.run(params, tensors, steps, options, NO_AMP)
+    for revision in (1, 1, 2, 3):
+        plan.run(params, tensors, steps, options_at(revision), NO_AMP)
     assert ran == ([2, 3, 4] if is_followed else [2])
     assert states[params[0]]["step"] == 4

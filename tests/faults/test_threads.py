@@ -7,7 +7,7 @@ values are used is not promised.
 One thing cannot be promised, since torch itself crashes: one thread sets ``p.grad = None`` (or calls ``zero_grad()``)
 while another reads ``p.grad``.
 
-Each race runs in a process of its own, so that a crash is a test that fails.
+They run in other processes, so that a crash is a test that fails.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ import torch
 from tests.faults.racing import RACES
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 2
+SECONDS = 1
 
 
-def outcome(race, backend, seconds=SECONDS):
-    command = [sys.executable, "-m", "tests.faults.racing", race, backend, str(seconds)]
+def outcome(backend, *races, seconds=SECONDS):
+    command = [sys.executable, "-m", "tests.faults.racing", backend, str(seconds), *races]
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     except subprocess.TimeoutExpired:
-        pytest.fail(f"{race} with {backend} hangs")
+        pytest.fail(f"one of {', '.join(races)} with {backend} hangs")
 
 
 def assert_survived(done):
     assert done.returncode == 0, f"exit status {done.returncode} (below 0: killed by that signal)\n{done.stderr}"
-    assert int(done.stdout) > 5, "it hardly ran"
+    assert all(int(turns) > 5 for turns in done.stdout.split()), "it hardly ran"
 
 
-@pytest.mark.parametrize("race", ["GradientsReplaced", "StatesReplaced", "StatesTakenAway", "Clipping"])
-def test_with_numba(race):
-    assert_survived(outcome(race, "numba"))
+def test_with_numba():
+    assert_survived(outcome("numba", "GradientsReplaced", "StatesReplaced", "StatesTakenAway", "Clipping"))
 
 
 def test_eagerly():
-    assert_survived(outcome("GradientsReplaced", "eager"))
+    assert_survived(outcome("eager", "GradientsReplaced"))
 
 
 @pytest.mark.exhaustive
@@ -56,4 +55,4 @@ def test_for_longer(race, backend):
     """Triton runs in its interpreter, which is enough to see what is read and written."""
     if backend == "triton" and torch.cuda.is_available():
         pytest.skip("with a GPU, Triton's interpreter is off")
-    assert_survived(outcome(race, backend, seconds=15))
+    assert_survived(outcome(backend, race, seconds=15))

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fusedadam import formats
-from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
 from fusedadam.formats.tensors import from_bytes, in_bytes, load, store
+from fusedadam.tensors.layout import BLOCK
 
 
 def test_a_dtype_names_its_format():

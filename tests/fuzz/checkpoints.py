@@ -13,21 +13,12 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from fusedadam.catalog import CATALOG
 from tests.fuzz.program import Program, assert_same, event
 from tests.fuzz.tensors import plain
 
-OTHERS: dict[str, Any] = {
-    "AdamW": torch.optim.AdamW,
-    "Adam": torch.optim.Adam,
-    "EmaAdamW": torch.optim.AdamW,
-    "AdamP": adamp.AdamP,
-    "SGD": torch.optim.SGD,
-    "RMSprop": torch.optim.RMSprop,
-    "Adadelta": torch.optim.Adadelta,
-    "RAdam": torch.optim.RAdam,
-    "NAdam": torch.optim.NAdam,
-    "Adafactor": torch.optim.Adafactor,
-}
+OTHERS: dict[str, Any] = {entry.name: entry.torch_twin for entry in CATALOG.values() if entry.torch_twin}
+OTHERS |= {"EmaAdamW": torch.optim.AdamW, "AdamP": adamp.AdamP}
 
 
 def through_a_file(saved: Any) -> Any:

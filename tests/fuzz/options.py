@@ -6,16 +6,17 @@ flag occurs. The eager backend compiles nothing, and gets all combinations.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hypothesis import strategies as st
 
-import fusedadam
+from fusedadam.catalog import CATALOG, Entry
 from tests.fuzz.tensors import DTYPES, LAYOUTS, SHAPES
 from tests.support import LR_OF_ONE_DIMENSION
 
@@ -24,170 +25,109 @@ Change = tuple[str, Any]
 NAN = math.nan
 
 
-@dataclass(frozen=True, eq=False)
-class Family:
-    """One optimizer. ``compiled`` are the flags that Numba is asked for, ``flags`` all of them by name."""
-
-    name: str
-    compiled: Sequence[Flags]
-    flags: Mapping[str, Sequence[Any]]
-    changes: Sequence[Change]
-    refused: Sequence[Change]
-
-    @property
-    def make(self) -> Any:
-        return getattr(fusedadam, self.name)
-
-    def rows(self, backend: str) -> list[Flags]:
-        """Every choice of flags on this backend, each with all of its flags."""
-        every = [dict(zip(self.flags, row, strict=True)) for row in itertools.product(*self.flags.values())]
-        neutral = {name: choices[0] for name, choices in self.flags.items()}
-        return every if backend == "eager" else [{**neutral, **row} for row in self.compiled]
-
-
+# Values that options may change to, and values that are refused, for every optimizer with such an option
+CHANGES: dict[str, Sequence[Any]] = {
+    "lr": (0.02, 0.0),
+    "weight_decay": (0.0, 0.2),
+    "eps": (1e-3,),
+    "ema_decay": (0.9, 1.0),
+    "ema_warmup": (False, True),
+    "bias_correction": (False,),
+    "delta": (0.5, 0.0),
+    "wd_ratio": (0.5,),
+    "b1": (0.5,),
+    "b2": (0.9,),
+    "e": (1e-3,),
+    "t_total": (10, -1),
+    "warmup": (0.3, -1),
+    "schedule": ("warmup_cosine", "warmup_poly", "warmup_constant"),
+    "dampening": (0.5, -1.0, 0.0),
+    "alpha": (0.5, 0.0),
+    "rho": (0.5, 0.0, 1.0),
+    "momentum_decay": (0.0, 0.5),
+    "beta2_decay": (-0.5, 0.0),
+    "d": (2.0,),
+    "alpha_warmup": (5,),
+    "beta3_warmup": (6,),
+}
+REFUSED: dict[str, Sequence[Any]] = {
+    "lr": ("0.1", -1.0, NAN, None),
+    "weight_decay": (-0.1,),
+    "max_grad_norm": (-2,),
+    "eps": (-1e-8, (None, None), (NAN, 0)),
+    "ema_decay": (1.5, "0.9"),
+    "delta": (-0.1,),
+    "wd_ratio": (NAN,),
+    "b1": (1.0,),
+    "b2": (NAN,),
+    "e": (-1.0,),
+    "schedule": ("linear",),
+    "momentum": (-0.1, None),
+    "dampening": (NAN,),
+    "alpha": (-0.1,),
+    "rho": (1.5, NAN),
+    "momentum_decay": (-0.1,),
+    "beta2_decay": (0.1,),
+    "d": (0.5,),
+    "alpha_warmup": (0,),
+    "beta3_warmup": (-1,),
+}
+# by how many an optimizer has; RAdam with 0.7 is rectified from the seventh step on
+BETAS = {
+    2: [(0.8, 0.95), [0.0, 0.5], (0.9, 0.0), (0.9, 0.7)],
+    3: [(0.8, 0.7, 0.95), [0.0, 0.5, 0.9], (0.9, 0.0, 0.0)],
+}
+BAD_BETAS = {
+    2: [(0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, NAN)],
+    3: [(0.9, 0.9), (0.9, 0.9, 1.0), (0.9, NAN, 0.9)],
+}
 CLIP = (None, 0.5, math.inf)
-CHANGES = [("lr", 0.02), ("lr", 0.0), ("weight_decay", 0.0), ("weight_decay", 0.2)]
-ADAM_CHANGES = [*CHANGES, ("betas", (0.8, 0.95)), ("betas", [0.0, 0.5]), ("betas", (0.9, 0.0)), ("eps", 1e-3)]
-REFUSED = [("lr", "0.1"), ("lr", -1.0), ("lr", NAN), ("lr", None), ("weight_decay", -0.1)]
-ADAM_REFUSED = [*REFUSED, ("max_grad_norm", -1), ("eps", -1e-8), ("betas", (0.9, 1.0)), ("betas", (-0.1, 0.9))]
-ADAM_REFUSED += [("betas", (0.9, NAN))]
-THREE_BETAS = [("betas", (0.8, 0.7, 0.95)), ("betas", [0.0, 0.5, 0.9]), ("betas", (0.9, 0.0, 0.0))]
-THREE_REFUSED = [("betas", (0.9, 0.9)), ("betas", (0.9, 0.9, 1.0)), ("betas", (0.9, NAN, 0.9))]
-ADAM_FLAGS = {"amsgrad": (False, True), "maximize": (False, True), "max_grad_norm": CLIP}
+# A variance that is what two averages leave when they cancel has no simple bound on its error.
+LEFT_OUT = ("centered",)
 
-FAMILIES = [
-    Family(
-        "AdamW",
-        compiled=[
-            {},
-            {"amsgrad": True, "max_grad_norm": 0.5},
-            {"maximize": True, "max_grad_norm": math.inf},
-            {"amsgrad": True, "maximize": True},
-        ],
-        flags=ADAM_FLAGS,
-        changes=ADAM_CHANGES,
-        refused=ADAM_REFUSED,
-    ),
-    Family(
-        "Adam",
-        compiled=[{}, {"amsgrad": True, "maximize": True, "max_grad_norm": 0.5}],
-        flags=ADAM_FLAGS,
-        changes=ADAM_CHANGES,
-        refused=ADAM_REFUSED,
-    ),
-    Family(
-        "EmaAdamW",
-        compiled=[{}, {"decoupled": False}, {"max_grad_norm": 0.5}],
-        flags={"decoupled": (True, False), "max_grad_norm": CLIP},
-        changes=[
-            *ADAM_CHANGES,
-            ("ema_decay", 0.9),
-            ("ema_decay", 1.0),
-            ("ema_warmup", False),
-            ("ema_warmup", True),
-            ("bias_correction", False),
-        ],
-        refused=[*ADAM_REFUSED, ("ema_decay", 1.5), ("ema_decay", "0.9")],
-    ),
-    Family(
-        "AdamP",
-        compiled=[{}, {"nesterov": True, "max_grad_norm": 0.5}, {"maximize": True}],
-        flags={"nesterov": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*ADAM_CHANGES, ("delta", 0.5), ("delta", 0.0), ("wd_ratio", 0.5)],
-        refused=[*ADAM_REFUSED, ("delta", -0.1), ("wd_ratio", NAN)],
-    ),
-    Family(
-        "BertAdam",
-        compiled=[
-            {"max_grad_norm": None},
-            {"max_grad_norm": 0.5},
-            {"max_grad_norm": 0.5, "clip": "group"},
-            {"max_grad_norm": 0.5, "clip": "all", "maximize": True},
-        ],
-        flags={
-            "max_grad_norm": (0.5, None, -1, math.inf),
-            "clip": ("parameter", "group", "all"),
-            "maximize": (False, True),
-        },
-        changes=[
-            *CHANGES,
-            ("b1", 0.5),
-            ("b2", 0.9),
-            ("e", 1e-3),
-            ("t_total", 10),
-            ("t_total", -1),
-            ("warmup", 0.3),
-            ("warmup", -1),
-            ("schedule", "warmup_cosine"),
-            ("schedule", "warmup_poly"),
-            ("schedule", "warmup_constant"),
-        ],
-        refused=[*REFUSED, ("max_grad_norm", -2), ("b1", 1.0), ("b2", NAN), ("e", -1.0), ("schedule", "linear")],
-    ),
-    Family(
-        "SGD",
-        compiled=[{"momentum": 0.9}, {"maximize": True, "max_grad_norm": 0.5}],
-        flags={"momentum": (0.9, 0.0), "nesterov": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, ("dampening", 0.5), ("dampening", -1.0), ("dampening", 0.0)],
-        refused=[*REFUSED, ("momentum", -0.1), ("momentum", None), ("dampening", NAN)],
-    ),
-    Family(
-        "RMSprop",
-        compiled=[{"momentum": 0.9}, {"maximize": True, "max_grad_norm": 0.5}],
-        flags={"momentum": (0.9, 0.0), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, ("alpha", 0.5), ("alpha", 0.0), ("eps", 1e-3)],
-        refused=[*REFUSED, ("alpha", -0.1), ("eps", -1e-8), ("momentum", NAN)],
-    ),
-    Family(
-        "Adadelta",
-        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
-        flags={"maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, ("rho", 0.5), ("rho", 0.0), ("rho", 1.0), ("eps", 1e-3)],
-        refused=[*REFUSED, ("rho", 1.5), ("rho", NAN), ("eps", -1e-8)],
-    ),
-    Family(
-        "Lion",
-        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
-        flags={"maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, ("betas", (0.8, 0.95)), ("betas", [0.0, 0.5]), ("betas", (0.9, 0.0))],
-        refused=[*REFUSED, ("max_grad_norm", -1), ("betas", (0.9, 1.0)), ("betas", (0.9,))],
-    ),
-    Family(
-        "RAdam",
-        compiled=[{}, {"decoupled_weight_decay": True, "maximize": True, "max_grad_norm": 0.5}],
-        flags={"decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*ADAM_CHANGES, ("betas", (0.9, 0.7))],  # rectified from the seventh step on
-        refused=ADAM_REFUSED,
-    ),
-    Family(
-        "NAdam",
-        compiled=[{}, {"decoupled_weight_decay": True, "maximize": True, "max_grad_norm": 0.5}],
-        flags={"decoupled_weight_decay": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*ADAM_CHANGES, ("momentum_decay", 0.0), ("momentum_decay", 0.5)],
-        refused=[*ADAM_REFUSED, ("momentum_decay", -0.1)],
-    ),
-    Family(
-        "Adafactor",
-        compiled=[{}, {"eps": (1e-3, 1e-2), "maximize": True, "max_grad_norm": 0.5}],
-        flags={"eps": ((None, 1e-3), (1e-3, 1e-2)), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, ("beta2_decay", -0.5), ("beta2_decay", 0.0), ("d", 2.0)],
-        refused=[*REFUSED, ("beta2_decay", 0.1), ("d", 0.5), ("eps", 1e-3), ("eps", (None, None)), ("eps", (NAN, 0))],
-    ),
-    Family(
-        "Adan",
-        compiled=[{}, {"no_prox": True, "maximize": True, "max_grad_norm": 0.5}],
-        flags={"no_prox": (False, True), "maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, *THREE_BETAS, ("eps", 1e-3)],
-        refused=[*REFUSED, *THREE_REFUSED, ("max_grad_norm", -1), ("eps", -1e-8)],
-    ),
-    Family(
-        "AdEMAMix",
-        compiled=[{}, {"maximize": True, "max_grad_norm": 0.5}],
-        flags={"maximize": (False, True), "max_grad_norm": CLIP},
-        changes=[*CHANGES, *THREE_BETAS, ("eps", 1e-3), ("alpha", 0.0), ("alpha", 8.0), ("alpha_warmup", 5)],
-        refused=[*REFUSED, *THREE_REFUSED, ("eps", -1e-8), ("alpha", -1.0), ("alpha_warmup", 0)],
-    ),
-]
+
+class Family:
+    """One optimizer: ``flags`` are the options that choose between kernels, with their values."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.name, self.make, self.entry = entry.name, cast("Any", entry.cls), entry
+        defaults = self.make([torch.nn.Parameter(torch.zeros(1))]).defaults
+        self.flags: dict[str, Sequence[Any]] = {n: v for n, v in entry.choices.items() if n not in LEFT_OUT}
+        if "maximize" in defaults:
+            self.flags["maximize"] = (False, True)
+        self.flags["max_grad_norm"] = CLIP if defaults["max_grad_norm"] is None else (0.5, *CLIP, -1)
+        betas = len(defaults.get("betas", ()))
+        changes, refused = {**CHANGES, "betas": BETAS.get(betas, [])}, {**REFUSED, "betas": BAD_BETAS.get(betas, [])}
+        self.changes = [
+            (name, value)
+            for name, values in changes.items()
+            if name in defaults and name not in self.flags
+            for value in values
+            if self.takes({name: value})
+        ]
+        assert len(self.changes) > 4
+        self.refused = [(name, value) for name, values in refused.items() if name in defaults for value in values]
+
+    def takes(self, options: Flags) -> bool:
+        """Some options exclude each other, and a few optimizers refuse what others take."""
+        try:
+            self.make([torch.nn.Parameter(torch.zeros(1))], **options)
+        except ValueError:
+            return False
+        return True
+
+    @functools.cache  # noqa: B019 - families live as long as the module
+    def rows(self, backend: str) -> list[Flags]:
+        """Every choice of flags on this backend, each with all of its flags. Compiled are those of other tests."""
+        if backend == "eager":
+            every = [dict(zip(self.flags, row, strict=True)) for row in itertools.product(*self.flags.values())]
+            return [row for row in every if self.takes(row)]
+        neutral = {name: choices[0] for name, choices in self.flags.items()}
+        chosen = [{n: v for n, v in own.items() if n in self.flags} for own in self.entry.variants.values()]
+        return [{**neutral, **own} for own in chosen]
+
+
+FAMILIES = [Family(entry) for entry in CATALOG.values()]
 
 # storage of a parameter and of its states, None for the parameter's own
 COMPILED_MIXES = [("float32", None), ("bfloat16", "float32")]

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from fusedadam.tensors.factored import shape_in
+from tests.fuzz import own_rule
 from tests.fuzz.judge import compare
 from tests.fuzz.options import Family, Group, groups, lr_of
 from tests.fuzz.reference import SMALLER, STATES, Member, expected_step, states_of
@@ -82,6 +83,10 @@ class Program(RuleBasedStateMachine):
     def params(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    @property
+    def has_reference(self) -> bool:
+        return self.family.name in STATES
+
     def is_compiled(self, param: int) -> bool:
         return self.options[self.kept[param].group]["backend"] == "numba"
 
@@ -121,8 +126,7 @@ class Program(RuleBasedStateMachine):
             self.drawn += 1
             params.append(torch.nn.Parameter(laid_out(values(shape, dtype or torch.float32, self.drawn), layout)))
         options = {**group.options, "lr": lr_of(group.lr, START["lr"]), "state_dtype": state_dtype}
-        if "ema_params" in STATES[self.family.name]:
-            options["ema_dtype"] = state_dtype
+        options |= {state.dtype_option: state_dtype for state in self.family.make.states.values()}
         return {"params": params, **options}
 
     def _record_groups(self) -> None:
@@ -199,6 +203,11 @@ class Program(RuleBasedStateMachine):
     def _begin_states(self, kept: Kept) -> None:
         options = self.options[kept.group]
         kept.step = kept.step or 0
+        if not self.has_reference:
+            for name in own_rule.states_of(self.family.name, options, kept.value):
+                if name not in kept.states:
+                    kept.states[name] = own_rule.begin_state(self.family.name, name, options, kept.value)
+            return
         for name in states_of(self.family.name, options, kept.value):
             if name not in kept.states:
                 dtype = options["ema_dtype" if name == "ema_params" else "state_dtype"] or kept.value.dtype
@@ -231,7 +240,8 @@ class Program(RuleBasedStateMachine):
 
     def _judge(self, taking_part: list[int], members: list[Member]) -> None:
         after = [{n: v for n, v in self._states(k).items() if n != "step"} for k in taking_part]
-        expected = expected_step(self.family.name, members, after)
+        expect = expected_step if self.has_reference else own_rule.expected_step
+        expected = expect(self.family.name, members, after)
         for k, states, exact in zip(taking_part, after, expected, strict=True):
             kept = self.kept[k]
             kept.step = (kept.step or 0) + 1

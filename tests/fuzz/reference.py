@@ -287,7 +287,7 @@ def _adan_step(member: Member, _: States) -> dict[str, Tensor]:
 
 
 def _ademamix_step(member: Member, _: States) -> dict[str, Tensor]:
-    names = ("lr", "betas", "eps", "weight_decay", "alpha", "alpha_warmup")
+    names = ("lr", "betas", "eps", "weight_decay", "alpha", "alpha_warmup", "beta3_warmup")
     rule = AdEMAMixByHand(member.param, **{name: member.options[name] for name in names})
     rule.m, rule.s, rule.v = (member.states[name] for name in STATES["AdEMAMix"])
     rule.t = member.done

@@ -10,18 +10,11 @@ import pytest
 from tests.fuzz.machine import fuzz, machine
 from tests.fuzz.options import FAMILIES
 
-EXAMPLES = 30
+EXAMPLES = 20
 
-
-LONG = (
-    "RMSprop",
-    "Adadelta",
-    "RAdam",
-    "NAdam",
-    "Adafactor",
-    "AdEMAMix",
-)  # their kernels are compiled for these programs alone
-NAMES = [pytest.param(f.name, marks=[pytest.mark.exhaustive] * (f.name in LONG)) for f in FAMILIES]
+# the kernels of the others are compiled for these programs alone
+QUICK = [family.name for family in FAMILIES if family.entry.core or family.entry.quick]
+NAMES = [pytest.param(f.name, marks=[pytest.mark.exhaustive] * (f.name not in QUICK)) for f in FAMILIES]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,9 +15,10 @@ from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.group_options import GroupOptions
 from fusedadam.engine import plan
 from fusedadam.engine.changes import snapshot
-from fusedadam.engine.host_scalars import HostScalars
 from fusedadam.engine.plan import Plan
+from fusedadam.engine.scalars import HostScalars
 from tests.fuzz.machine import fuzz, machine
+from tests.fuzz.reference import STATES
 
 EXAMPLES = 300  # at most: the first failure ends the search
 WRONG_STEP = r"of parameter \d+ in step \d+: element"
@@ -104,7 +105,7 @@ def loading_forgets_the_counts(monkeypatch):
 
 DEFECTS = [
     (blind_to_the_negative_bit, WRONG_STEP),
-    (changed_options_are_not_checked, "DID NOT RAISE|the error does not name"),
+    (changed_options_are_not_checked, "DID NOT RAISE|the error does not name|division by zero"),
     (bias_correction_is_one_step_ahead, WRONG_STEP),
     (the_last_element_is_skipped, WRONG_STEP),
     (gradients_are_written, "gradient of parameter"),
@@ -117,5 +118,15 @@ DEFECTS = [
 @pytest.mark.parametrize(("break_it", "message"), DEFECTS, ids=[one.__name__ for one, _ in DEFECTS])
 def test_the_fuzzer_finds(break_it, message, monkeypatch):
     break_it(monkeypatch)
+    assert_found("AdamW", message)
+
+
+def test_without_a_reference_the_rule_itself_shows_it(monkeypatch):
+    assert "Lamb" not in STATES
+    blind_to_the_negative_bit(monkeypatch)
+    assert_found("Lamb", WRONG_STEP)
+
+
+def assert_found(name, message):
     with pytest.raises(BaseException, match=message):  # pytest's own Failed is no Exception
-        fuzz(machine("AdamW"), EXAMPLES, phases=[Phase.generate], report_multiple_bugs=False, database=None)
+        fuzz(machine(name), EXAMPLES, phases=[Phase.generate], report_multiple_bugs=False, database=None)

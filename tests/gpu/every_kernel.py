@@ -11,12 +11,11 @@ Without torch's caching allocator every tensor is an allocation of its own, so t
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 import torch
 
-import fusedadam
+from fusedadam.catalog import CATALOG
 from tests.backends.test_storage import RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, MORE_CASES, SUMMING, apply, assert_same_bits, draw
 
@@ -65,24 +64,7 @@ def _with_storage() -> int:
 
 def _with_scalars_on_the_device() -> int:
     """The kernels for scalars and counts, and a step's kernels as one graph, which the third step is at the latest."""
-    makers = (
-        fusedadam.AdamW,
-        fusedadam.AdamP,
-        fusedadam.EmaAdamW,
-        partial(fusedadam.BertAdam, lr=1e-3),
-        partial(fusedadam.SGD, momentum=0.9, dampening=0.5),
-        fusedadam.RMSprop,
-        partial(fusedadam.RMSpropTF, momentum=0.9),
-        fusedadam.Adadelta,
-        fusedadam.Lamb,
-        fusedadam.Lion,
-        partial(fusedadam.AdEMAMix, alpha_warmup=4),
-        fusedadam.Adan,
-        fusedadam.RAdam,
-        fusedadam.NAdam,
-        fusedadam.Adafactor,
-        partial(fusedadam.ScheduleFreeAdamW, warmup_steps=3),
-    )
+    makers = [make for entry in CATALOG.values() for make in entry.tested.values()]
     for make in makers:
         expected = _steps(make, "cpu", backend="eager")
         for options in ({}, {"capturable": True}):

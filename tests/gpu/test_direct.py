@@ -131,13 +131,16 @@ def test_a_step_behind_a_busy_stream_does_not_wait():
     optimizer, twin = fusedadam.AdamW(params, lr=0.1), fusedadam.AdamW(twins, lr=0.1)
     for param in (*params, *twins):
         param.grad = torch.ones(5, device=device)
-    optimizer.step(), twin.step()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(500_000_000)
-    for _ in range(20):
-        optimizer.step()
-    assert not torch.cuda.current_stream().query()
-    for _ in range(20):
+    steps, cycles, is_busy = 0, 500_000_000, False
+    while not is_busy and cycles < 100e9:  # a busy host may need longer than the stream; a step that waits always does
+        torch.cuda.synchronize()
+        torch.cuda._sleep(cycles)
+        for _ in range(20):
+            optimizer.step()
+        is_busy = not torch.cuda.current_stream().query()
+        steps, cycles = steps + 20, 4 * cycles
+    assert is_busy
+    for _ in range(steps):
         torch.cuda.synchronize()
         twin.step()
     assert_same([p.detach().cpu() for p in params], [p.detach().cpu() for p in twins])

@@ -361,6 +361,7 @@ class AdEMAMixByHand:
         betas=(0.9, 0.999, 0.9999),
         alpha=2.0,
         alpha_warmup=None,
+        beta3_warmup=None,
         eps=1e-8,
         weight_decay=0.0,
         maximize=False,
@@ -368,7 +369,15 @@ class AdEMAMixByHand:
         self.p, self.t = param.clone(), 0
         self.m, self.s, self.v = torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param)
         self.lr, (self.b1, self.b2, self.b3), self.eps, self.wd = lr, betas, eps, weight_decay
-        self.alpha, self.alpha_warmup, self.maximize = alpha, alpha_warmup, maximize
+        self.alpha, self.alpha_warmup, self.beta3_warmup, self.maximize = alpha, alpha_warmup, beta3_warmup, maximize
+
+    def beta3(self) -> float:
+        """The paper's schedule, its equation with logarithms of beta1 and beta3."""
+        if self.beta3_warmup is None or self.t >= self.beta3_warmup:
+            return self.b3
+        a = self.t / self.beta3_warmup
+        start, end = math.log(self.b1) if self.b1 else -math.inf, math.log(self.b3)
+        return math.exp(end / a if self.b1 == 0 else start * end / ((1 - a) * end + a * start))
 
     def step(self, g: Tensor) -> None:
         self.t += 1
@@ -377,7 +386,8 @@ class AdEMAMixByHand:
         if self.alpha_warmup is not None and self.t < self.alpha_warmup:
             alpha = alpha * self.t / self.alpha_warmup
         self.m = self.b1 * self.m + (1 - self.b1) * g
-        self.s = self.b3 * self.s + (1 - self.b3) * g
+        b3 = self.beta3()
+        self.s = b3 * self.s + (1 - b3) * g
         self.v = self.b2 * self.v + (1 - self.b2) * g * g
         fast, square = self.m / (1 - self.b1**self.t), self.v / (1 - self.b2**self.t)
         self.p = self.p - self.lr * ((fast + alpha * self.s) / (square.sqrt() + self.eps) + self.wd * self.p)

@@ -204,3 +204,16 @@ def test_ema_state_dict_is_the_models_with_the_average_in_it():
     model.norm.running_mean += 1
     torch.testing.assert_close(held, frozen, rtol=0, atol=0)
     Tied().load_state_dict(averaged)
+
+
+def test_an_entry_that_belongs_to_no_parameter_is_not_in_the_way():
+    """Hooks write such entries: ``optimizer.state["seen"] = True``."""
+    model = Small()
+    optimizer = train(fusedadam.EmaAdamW(model.parameters(), lr=0.1, ema_decay=0.5), 2)
+    optimizer.state["seen"] = True
+    trained = model.last.weight.detach().clone()
+    with optimizer.ema_weights():
+        assert not torch.equal(model.last.weight, trained)
+    assert torch.equal(model.last.weight, trained)
+    train(optimizer, 1)
+    assert optimizer.state["seen"] is True

@@ -87,7 +87,7 @@ def bad_grad_by_tensor(param: Value, grad: TensorValue) -> Values:
         (bad_nothing_to_sum, "nothing to sum"),
         (bad_rows_of_rows, "nothing to sum"),
         (bad_tensor_of_tensor, "nothing to sum"),
-        (bad_two_arguments, "one argument"),
+        (bad_two_arguments, "its arguments are x"),
         (bad_other_round, "another round"),
         (bad_row_of_elements, "the state `row` has one value for each row, and is assigned one for each element; sum"),
         (bad_row_of_columns, "the state `row` has one value for each row, and is assigned one for each element"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from fusedadam.ascend import apply_adam
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import State
 from fusedadam.optimizers.adamw import adam
-from fusedadam.rules.ops import maximum, sqrt, where
+from fusedadam.rules.clipping import clipped_by_norm, maximized_and_clipped
+from fusedadam.rules.ops import maximum, sqrt, total, where
 from fusedadam.rules.rule import Flag, Rule, RuleError, Scalar, Value, Values, rule
 from tests.support import PLACES
 
@@ -127,3 +129,108 @@ def test_a_rule_may_have_no_scalars_and_write_what_it_does_not_read(place):
     for p in params:
         assert p.eq(7).all()
         assert optimizer.state[p]["previous"].eq(2).all()
+
+
+# openings
+
+
+def clipping_scalars(lr, max_grad_norm):
+    return {"lr": lr, "max_grad_norm": max_grad_norm}
+
+
+def total_norm(x):
+    """Not the helper of this name that the opening calls."""
+    return total(3.0 * x)
+
+
+# fmt: off
+@rule(scalars=clipping_scalars, reports=("grad_norm",))
+def written_out(
+    param: Value, grad: Value, *, lr: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag
+) -> Values:
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)  # noqa: RUF059
+    param = param - lr * grad / (1.0 + total_norm(param))
+    return param
+
+
+@rule(scalars=clipping_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
+def opened(param: Value, grad: Value, *, lr: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag) -> Values:
+    param = param - lr * grad / (1.0 + total_norm(param))
+    return param
+# fmt: on
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_an_opening_is_the_same_as_its_lines(maximize, clipped):
+    """In kernels and as plain Python; helpers of the rule and of the opening may share a name."""
+    flags = {"maximize": maximize, "clipped": clipped}
+    codes, steps = [], []
+    for own in (written_out, opened):
+        special = own.specialize(flags)
+        code = "\n".join(text for stage in special.stages for text in stage.functions)
+        codes.append(re.sub(r"total_\w+", "total_of_some_place", code))
+        assert [*special.reports] == ["grad_norm"] * clipped
+        values = torch.tensor([3.0, 4.0]), torch.tensor([1.0, -2.0])
+        steps.append(own(*values, lr=0.5, max_grad_norm=1.0, **flags))
+        assert torch.equal(own(param=values[0], grad=values[1], lr=0.5, max_grad_norm=1.0, **flags), steps[-1])
+    assert codes[0] == codes[1]
+    assert torch.equal(steps[0], steps[1])
+
+
+def halving(grad: Value, *, clipped: Flag) -> Value:
+    small = grad < 1
+    if clipped:
+        grad = where(small, grad, 0.5 * grad)
+    return grad
+
+
+def without_grad(grad: Value) -> Value:
+    half = 0.5 * grad
+    return half
+
+
+def changes_lr(grad: Value) -> Value:
+    lr = 2.0
+    grad = lr * grad
+    return grad
+
+
+def test_an_opening_of_ones_own_hides_its_names():
+    @rule(scalars=clipping_scalars, opening=halving)
+    def mine(param: Value, grad: Value, *, lr: Scalar, clipped: Flag) -> Values:
+        param = param - lr * grad
+        return param
+
+    assert mine(1.0, torch.tensor(2.0), lr=0.5, clipped=True) == 0.5
+
+    def reads(param: Value, grad: Value, *, lr: Scalar, clipped: Flag) -> Values:
+        param = param - lr * grad
+        param = where(small, param, grad)  # noqa: F821
+        return param
+
+    line = reads.__code__.co_firstlineno + 2
+    with pytest.raises(RuleError, match=rf"rule reads \(.*:{line}\): `small` is not known here"):
+        rule(scalars=clipping_scalars, opening=halving)(reads)
+    with pytest.raises(RuleError, match="reports has `norm`, which the rule never assigns"):
+        rule(scalars=clipping_scalars, opening=halving, reports=("norm",))(mine.update)
+    with pytest.raises(RuleError, match="is a condition, not a number"):
+        rule(scalars=clipping_scalars, opening=halving, reports=("small",))(mine.update)
+
+
+def test_openings_that_are_refused():
+    def plain(param: Value, grad: Value, *, lr: Scalar) -> Values:
+        param = param - lr * grad
+        return param
+
+    line = plain.__code__.co_firstlineno
+    says = rf"rule plain \(.*:{line}\): its opening, maximized_and_clipped, takes `max_grad_norm: Scalar`; add it"
+    with pytest.raises(RuleError, match=says):
+        rule(scalars=clipping_scalars, opening=maximized_and_clipped)(plain)
+    for opening in (without_grad, changes_lr):
+        place = rf"{opening.__name__} \(.*:{opening.__code__.co_firstlineno}\)"
+        with pytest.raises(RuleError, match=rf"rule {place}: an opening changes the gradient alone, and ends with"):
+            rule(scalars=clipping_scalars, opening=opening)(plain)

@@ -81,7 +81,7 @@ def test_deferred_roles_are_those_of_the_rule_in_float64_and_rounded_once(case, 
     (result,) = apply(case, [own], place, deferred=ROLES)
     scalars = {n: torch.tensor(float(v), dtype=F64) for n, v in case.rule.scalars(step=3.0, **case.options).items()}
     of_param = {name: ask for name, ask in PARAM_SCALARS.items() if name in case.rule.scalar_names}
-    scalars |= {name: torch.tensor(float(ask(own["param"])), dtype=F64) for name, ask in of_param.items()}
+    scalars |= {name: torch.tensor(float(ask(own["param"], F32)), dtype=F64) for name, ask in of_param.items()}
     expected = case.rule(**{r: t.double() for r, t in own.items()}, **scalars, **case.flags)
     for role, want in zip(case.rule.returned, expected, strict=True):
         rtol = 2e-6 if role == "param" else 2**-8

@@ -15,54 +15,16 @@ missing.py     errors for the parts of torch_npu and MindSpeed that fusedadam do
 stand_ins/     the packages torch_npu and mindspeed that scripts import
 """
 
-from fusedadam.ascend.aclnn import (
-    aclGetRecentErrMsg,
-    aclnnApplyAdamWV2,
-    aclnnApplyAdamWV2GetWorkspaceSize,
-    aclnnApplyFusedEmaAdam,
-    aclnnApplyFusedEmaAdamGetWorkspaceSize,
-)
-from fusedadam.ascend.apply_adam import npu_apply_adam, npu_apply_adam_w, npu_bert_apply_adam
+from fusedadam.ascend import aclnn, apply_adam, operators, optimizers
+from fusedadam.ascend.aclnn import *
+from fusedadam.ascend.apply_adam import *
 from fusedadam.ascend.install import install, uninstall
 from fusedadam.ascend.mindspeed import FusedEmaAdamW, FusedTorchAdamW
-from fusedadam.ascend.operators import fused_ema_adamw, npu_apply_fused_adamw_v2, npu_apply_fused_ema_adamw
-from fusedadam.ascend.optimizers import (
-    NpuFusedAdadelta,
-    NpuFusedAdam,
-    NpuFusedAdamP,
-    NpuFusedAdamW,
-    NpuFusedBertAdam,
-    NpuFusedLamb,
-    NpuFusedOptimizerBase,
-    NpuFusedRMSprop,
-    NpuFusedRMSpropTF,
-    NpuFusedSGD,
-)
+from fusedadam.ascend.operators import *
+from fusedadam.ascend.optimizers import *
 
-__all__ = [
-    "FusedEmaAdamW",
-    "FusedTorchAdamW",
-    "NpuFusedAdadelta",
-    "NpuFusedAdam",
-    "NpuFusedAdamP",
-    "NpuFusedAdamW",
-    "NpuFusedBertAdam",
-    "NpuFusedLamb",
-    "NpuFusedOptimizerBase",
-    "NpuFusedRMSprop",
-    "NpuFusedRMSpropTF",
-    "NpuFusedSGD",
-    "aclGetRecentErrMsg",
-    "aclnnApplyAdamWV2",
-    "aclnnApplyAdamWV2GetWorkspaceSize",
-    "aclnnApplyFusedEmaAdam",
-    "aclnnApplyFusedEmaAdamGetWorkspaceSize",
-    "fused_ema_adamw",
-    "install",
-    "npu_apply_adam",
-    "npu_apply_adam_w",
-    "npu_apply_fused_adamw_v2",
-    "npu_apply_fused_ema_adamw",
-    "npu_bert_apply_adam",
-    "uninstall",
-]
+__all__ = ["FusedEmaAdamW", "FusedTorchAdamW", "install", "uninstall"]
+__all__ += aclnn.__all__
+__all__ += apply_adam.__all__
+__all__ += operators.__all__
+__all__ += optimizers.__all__

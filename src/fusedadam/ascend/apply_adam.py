@@ -53,7 +53,7 @@ def bert_scalars(
 # fmt: on
 
 
-ADAM_W = Rule(adam.update, adam_w_scalars)
+ADAM_W = Rule(adam.update, adam_w_scalars, opening=adam.opening)
 TENSORFLOWS = Rule(adamp.update, tensorflow_scalars)  # for a vector, AdamP is Adam with or without Nesterov momentum
 BERT = Rule(adam.update, bert_scalars)
 

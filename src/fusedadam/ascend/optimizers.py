@@ -1,9 +1,14 @@
-"""torch_npu's optimizers: ours, under their names, with their arguments and defaults. mindspeed.py has MindSpeed's."""
+"""torch_npu's optimizers: ours, under their names, with their arguments and defaults. mindspeed.py has MindSpeed's.
+
+Most names are one line: our class, the arguments that torch_npu's has, in its order, and those of the example.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +42,17 @@ __all__ = [
 
 UNGIVEN_B2 = float("0.99")  # recognised by being this very object
 LAMBS_WEIGHT_NORM = 10.0  # torch_npu clamps a parameter's norm to it
+DOC = """torch_npu's name for :class:`fusedadam.{ours}`.
+
+    Parameters may be float32, float16, bfloat16 or float64, mixed, and may move or be replaced at any time.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = {name}(model.parameters(), {example})
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> norm = optimizer.clip_grad_norm_fused_(1.0)
+        >>> optimizer.step()
+    """
 
 
 class NpuFusedOptimizerBase(torch.optim.Optimizer):
@@ -55,8 +71,16 @@ class NpuFusedOptimizerBase(torch.optim.Optimizer):
     def __init__(self, params: Params, default: dict[str, Any]) -> None:
         super().__init__(params, default)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, takes: str = "", defaults: Mapping[str, Any] | None = None, example: str = "", **kwargs: Any
+    ) -> None:
+        """``takes``: the arguments, in their order; ``defaults``: those that differ from ours."""
         super().__init_subclass__(**kwargs)
+        ours = cls.__bases__[-1]
+        if takes:
+            cls.__init__ = _init(ours, takes.split(), defaults or {})  # type: ignore[method-assign]
+        if example:
+            cls.__doc__ = DOC.format(ours=ours.__name__, name=cls.__name__, example=example)
         if cls.step is torch.optim.Optimizer.step:
             cls.step = _without_combined_tensors  # type: ignore[assignment]
 
@@ -76,68 +100,46 @@ def _without_combined_tensors(self: NpuFusedOptimizerBase, closure: Any = None) 
     )
 
 
-class NpuFusedAdamW(NpuFusedOptimizerBase, AdamW):
-    """torch_npu's name for :class:`fusedadam.AdamW`.
+def _init(ours: type, takes: list[str], defaults: Mapping[str, Any]) -> Callable[..., None]:
+    """An ``__init__`` with these arguments; whatever else our class takes is left out, as in torch_npu."""
+    known = inspect.signature(ours).parameters
+    listed = [inspect.Parameter("self", by_position := inspect.Parameter.POSITIONAL_OR_KEYWORD), known["params"]]
+    for name in takes:
+        listed.append(known[name].replace(kind=by_position, default=defaults.get(name, known[name].default)))
+    signature = inspect.Signature(listed, return_annotation=None)
 
-    Parameters may be float32, float16, bfloat16 or float64, mixed, and may move or be replaced at any time.
+    def __init__(self: FusedOptimizer, *args: Any, **kwargs: Any) -> None:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            error.args = (f"{type(self).__name__}.__init__() {error}",)
+            raise
+        bound.apply_defaults()
+        FusedOptimizer.__init__(**bound.arguments)
 
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedAdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> norm = optimizer.clip_grad_norm_fused_(1.0)
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad
-        )  # fmt: skip
-
-
-class NpuFusedAdam(NpuFusedOptimizerBase, Adam):
-    """torch_npu's name for :class:`fusedadam.Adam`.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedAdam(model.parameters(), lr=2e-3, weight_decay=0.05)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0, amsgrad: bool = False,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad
-        )  # fmt: skip
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
 
 
-class NpuFusedAdamP(NpuFusedOptimizerBase, AdamP):
-    """torch_npu's name for :class:`fusedadam.AdamP`.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedAdamP(model.parameters(), lr=2e-3, eps=1e-5, weight_decay=0.05)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
-            nesterov=nesterov,
-        )  # fmt: skip
+ADAM, RMSPROP = "lr betas eps weight_decay ", "lr alpha eps weight_decay momentum centered "
 
 
-class NpuFusedBertAdam(NpuFusedOptimizerBase, BertAdam):
+# fmt: off
+class NpuFusedAdamW(NpuFusedOptimizerBase, AdamW, takes=ADAM + "amsgrad", example="lr=2e-3, weight_decay=0.05"): ...
+class NpuFusedAdam(NpuFusedOptimizerBase, Adam, takes=ADAM + "amsgrad", example="lr=2e-3, weight_decay=0.05"): ...
+class NpuFusedAdamP(NpuFusedOptimizerBase, AdamP, takes=ADAM + "delta wd_ratio nesterov", example="delta=0.2"): ...
+class NpuFusedAdadelta(NpuFusedOptimizerBase, Adadelta, takes="lr rho eps weight_decay", example="rho=0.95"): ...
+class NpuFusedRMSprop(NpuFusedOptimizerBase, RMSprop, takes=RMSPROP, example="momentum=0.9, centered=True"): ...
+class NpuFusedRMSpropTF(
+    NpuFusedOptimizerBase, RMSpropTF, takes=RMSPROP + "decoupled_decay lr_in_momentum", example="momentum=0.9"
+): ...
+# fmt: on
+
+
+class NpuFusedBertAdam(
+    NpuFusedOptimizerBase, BertAdam, takes="lr warmup t_total schedule b1 b2 e weight_decay max_grad_norm",
+    defaults={"b2": UNGIVEN_B2},
+):  # fmt: skip
     """torch_npu's name for :class:`fusedadam.BertAdam`, with ``b2=0.99``, as its page says.
 
     Gradients are clipped by each parameter's own norm, as in the code that the page cites; a group with
@@ -149,16 +151,6 @@ class NpuFusedBertAdam(NpuFusedOptimizerBase, BertAdam):
         >>> model(torch.ones(4, 2)).sum().backward()
         >>> optimizer.step()
     """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-3, warmup: float = -1, t_total: int = -1, schedule: str = "warmup_linear",
-        b1: float = 0.9, b2: float = UNGIVEN_B2, e: float = 1e-6, weight_decay: float = 0.01,
-        max_grad_norm: float = 1.0,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
-            weight_decay=weight_decay, max_grad_norm=max_grad_norm,
-        )  # fmt: skip
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict) and {**self.defaults, **param_group}["b2"] is UNGIVEN_B2:
@@ -194,62 +186,9 @@ class NpuFusedSGD(NpuFusedOptimizerBase, SGD):
         SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov)
 
 
-class NpuFusedAdadelta(NpuFusedOptimizerBase, Adadelta):
-    """torch_npu's name for :class:`fusedadam.Adadelta`.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedAdadelta(model.parameters(), rho=0.95)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(self, params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
-
-
-class NpuFusedRMSprop(NpuFusedOptimizerBase, RMSprop):
-    """torch_npu's name for :class:`fusedadam.RMSprop`.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedRMSprop(model.parameters(), momentum=0.9, centered=True)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0,
-        momentum: float = 0, centered: bool = False,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
-        )  # fmt: skip
-
-
-class NpuFusedRMSpropTF(NpuFusedOptimizerBase, RMSpropTF):
-    """torch_npu's name for :class:`fusedadam.RMSpropTF`.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = NpuFusedRMSpropTF(model.parameters(), momentum=0.9)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self, params: Params, lr: float = 1e-2, alpha: float = 0.9, eps: float = 1e-10, weight_decay: float = 0,
-        momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False, lr_in_momentum: bool = True,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
-            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum,
-        )  # fmt: skip
-
-
-class NpuFusedLamb(NpuFusedOptimizerBase, Lamb):
+class NpuFusedLamb(
+    NpuFusedOptimizerBase, Lamb, takes=ADAM + "adam use_global_grad_norm", defaults={"weight_decay": 0}
+):  # fmt: skip
     """torch_npu's Lamb: :class:`fusedadam.Lamb` without bias correction, and with a weight norm of at most 10.
 
     Args:
@@ -265,12 +204,3 @@ class NpuFusedLamb(NpuFusedOptimizerBase, Lamb):
 
     fixed = {"bias_correction": False}
     derived = Lamb.derived | {"max_weight_norm": lambda group: LAMBS_WEIGHT_NORM}
-
-    def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-        weight_decay: float = 0, adam: bool = False, use_global_grad_norm: bool = False,
-    ) -> None:  # fmt: skip
-        FusedOptimizer.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, adam=adam,
-            use_global_grad_norm=use_global_grad_norm,
-        )  # fmt: skip

@@ -8,7 +8,8 @@ Each backend has ``prepare(table)``, which compiles the kernels of a table and r
 stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py). triton
 also has ``SCALARS``, kernels for scalars on the device, and ``JOIN``, which makes one launch of several. numba and
 triton have the same files: kernel, load_store, sums, ops. To add a backend, write these, and add its name to ``NAMES``,
-to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that its compiler
+to ``Backend`` in contract/declarations.py, to
+``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that its compiler
 converts.
 """
 

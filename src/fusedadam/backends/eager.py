@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import sum_across_devices
+from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
-from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, loses_bits
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, loses_bits
 from fusedadam.formats.noise import SPREAD, mixed, multiplier, step_key, wrapped
 from fusedadam.formats.tensors import load, store
 from fusedadam.rules import sums
@@ -25,6 +26,7 @@ from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import COLUMN_SEGMENT
+from fusedadam.tensors.layout import BLOCK
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
@@ -222,14 +224,18 @@ def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
 
 def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
     """A value by row, for all rows of the k-th tensor."""
-    begin = int(table.all_rows[:k].sum())
-    return table.row_buffers[table.specialized.row_buffer_of[name]][begin : begin + int(table.all_rows[k])]
+    return _of_member(table.buffer_of(name), table.all_rows, k)
 
 
 def _column_values(table: LaunchTable, k: int, name: str) -> Tensor:
     """A value by column, for all columns of the k-th tensor."""
-    begin = int(table.columns[:k].sum())
-    return table.column_buffers[table.specialized.column_buffer_of[name]][begin : begin + int(table.columns[k])]
+    return _of_member(table.buffer_of(name), table.columns, k)
+
+
+def _of_member(buffer: Tensor, counts: Int64s, k: int) -> Tensor:
+    """The k-th tensor's part of a buffer, in which each has ``counts`` entries."""
+    begin = int(counts[:k].sum())
+    return buffer[begin : begin + int(counts[k])]
 
 
 def _of_rows(table: LaunchTable, k: int, values: Tensor, row: slice, column: slice) -> Tensor:
@@ -243,9 +249,7 @@ def _column_segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     shape = int(table.matrices[k]), int(table.column_segments[k]), int(table.widths[k])
     if not table.needs_combining(summation):
         return _column_values(table, k, summation.name).view(shape)
-    counts = table.segment_counts(summation)
-    begin = int(counts[:k].sum())
-    return table.partials[summation.name][begin : begin + int(counts[k])].view(shape)
+    return _of_member(table.partials[summation.name], table.segment_counts(summation), k).view(shape)
 
 
 def _in_matrices(table: LaunchTable, k: int, row: slice) -> tuple[slice, slice]:
@@ -268,9 +272,7 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
     if not table.needs_combining(summation):
         return _local_row_values(table, k, summation.name)[:, None]
-    counts = table.segment_counts(summation)
-    begin, count = int(counts[:k].sum()), int(counts[k])
-    partial = table.partials[summation.name][begin : begin + count]
+    partial = _of_member(table.partials[summation.name], table.segment_counts(summation), k)
     return partial.view(int(table.rows[k]), -1) if summation.of == "element" else partial
 
 

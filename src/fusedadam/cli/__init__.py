@@ -6,8 +6,7 @@ in ``__main__.py``. What commands share:
 frame.py            exit codes, parsers, JSON output
 streams.py          standard streams that are closed, full or no longer read
 children.py         Ctrl-C while a command has started other processes
-folding.py          text that fits the terminal
-display.py          tables and progress
+display.py          text that fits the terminal, tables, progress
 charts.py           what matplotlib charts have in common
 harness/            times optimizers against their peers
 optimizer_names.py  what --optimizers takes: our names, and package.module:Class

@@ -9,11 +9,11 @@ from multiprocessing import resource_tracker
 
 
 @contextlib.contextmanager
-def born_deaf() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Processes started in this block do not receive Ctrl-C, not even while they import; we receive it at its end.
 
     A blocked signal is inherited, so it is blocked from the first instruction on. A process can ignore it only later
-    (:func:`stay_deaf`), and until then would print a traceback from the middle of an import.
+    (:func:`ignore_sigint`), and until then would print a traceback from the middle of an import.
     """
     heard: list[object] = []
     with contextlib.ExitStack() as undo:
@@ -33,6 +33,6 @@ def born_deaf() -> Iterator[None]:
         yield
 
 
-def stay_deaf() -> None:
+def ignore_sigint() -> None:
     """The first call of such a process, for systems that cannot block signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from fusedadam.cli import folding
+from fusedadam import startup
+from fusedadam.cli.display import fold, room
 from fusedadam.machine import processor
 
-FINE, WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130  # the last is what a shell reports for Ctrl-C
+FINE, WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, startup.INTERRUPTED
 WIDEST = 100  # of help: longer lines are hard to read
 EXIT_CODES = "exit codes:\n  0 fine, 1 found something wrong or failed, 2 bad usage, 130 interrupted (Ctrl-C)"
 
@@ -27,7 +28,7 @@ def program() -> str:
 
 
 def help_width() -> int:
-    return min(WIDEST, folding.room() or WIDEST)
+    return min(WIDEST, room() or WIDEST)
 
 
 def parser(command: str, description: str, examples: Mapping[str, str], epilog: str = EXIT_CODES) -> Parser:
@@ -37,7 +38,7 @@ def parser(command: str, description: str, examples: Mapping[str, str], epilog: 
     if longest + 4 + max(map(len, commands.values())) <= help_width():
         listed = [f"{given:{longest}}  # {why}" for given, why in commands.items()]
     else:
-        listed = [f"{folding.fold(given, '    ', help_width())}\n    # {why}" for given, why in commands.items()]
+        listed = [f"{fold(given, '    ', help_width())}\n    # {why}" for given, why in commands.items()]
     return Parser(
         prog=f"{program()} {command}",
         usage=f"{program()} {command} [OPTIONS]",
@@ -54,10 +55,10 @@ class Folded(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=24, width=help_width())
 
     def _format_usage(self, *given: Any) -> str:
-        return folding.fold(super()._format_usage(*given), "  ", help_width())
+        return fold(super()._format_usage(*given), "  ", help_width())
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return folding.fold(text, "", width)
+        return fold(text, "", width)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
@@ -73,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
     def error(self, message: str) -> NoReturn:
-        super().error(folding.fold(message, "  ") if sys.stderr.isatty() else message)
+        super().error(fold(message, "  ") if sys.stderr.isatty() else message)
 
 
 def device(text: str) -> torch.device:

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-import fusedadam
+from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
 
 ALL = "all"
-FIRST = ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")  # in every list
 HINT = "NAME may also be package.module:Class, an optimizer of your own (a FusedOptimizer)"
 
 
@@ -30,22 +29,15 @@ class Refused(Exception):
     """Why a name is not that of an optimizer that can be made, and what to write instead."""
 
 
-@functools.cache
-def optimizers() -> dict[str, type[FusedOptimizer]]:
-    """All optimizers of this package by name."""
-    public = {name: getattr(fusedadam, name) for name in (*FIRST, *fusedadam.__all__)}
-    return {name: value for name, value in public.items() if _is_optimizer(value)}
-
-
 def optimizer_class(name: str) -> type[FusedOptimizer]:
     """The class of a name that :func:`parse` has accepted."""
-    return optimizers()[name] if name in optimizers() else _imported(name)
+    return CATALOG[name].cls if name in CATALOG else _imported(name)
 
 
 def parse(text: str) -> str:
     """The type of ``--optimizers``."""
     try:
-        if text != ALL and text not in optimizers():
+        if text != ALL and text not in CATALOG:
             _check_can_be_made(text, _imported(text))
     except Refused as reason:
         raise argparse.ArgumentTypeError(str(reason)) from None
@@ -54,7 +46,7 @@ def parse(text: str) -> str:
 
 def chosen(asked: Sequence[str]) -> list[str]:
     """Each name once, and for "all" every optimizer of this package."""
-    return list(dict.fromkeys(one for name in asked for one in (optimizers() if name == ALL else (name,))))
+    return list(dict.fromkeys(one for name in asked for one in (CATALOG if name == ALL else (name,))))
 
 
 @functools.cache
@@ -62,7 +54,7 @@ def _imported(text: str) -> type[FusedOptimizer]:
     module, _, name = text.partition(":")
     if not module or not name:
         raise Refused(
-            f"{text!r} is not an optimizer of this package ({', '.join(optimizers())}); for one of your own write "
+            f"{text!r} is not an optimizer of this package ({', '.join(CATALOG)}); for one of your own write "
             "package.module:Class"
         )
     here = os.getcwd()
@@ -79,7 +71,7 @@ def _imported(text: str) -> type[FusedOptimizer]:
             ) from None
         raise Refused(f"{text!r}: importing {module} raises {_in_one_line(error)}; correct it there") from None
     if not hasattr(found, name):
-        known = [key for key, value in vars(found).items() if _is_optimizer(value) and key not in optimizers()]
+        known = [key for key, value in vars(found).items() if _is_optimizer(value) and key not in CATALOG]
         raise Refused(f"{text!r}: {module} has no {name}; its optimizers are {', '.join(known) or 'none'}")
     if not _is_optimizer(getattr(found, name)):
         raise Refused(f"{text!r} is not a class derived from fusedadam.FusedOptimizer; name one that is")

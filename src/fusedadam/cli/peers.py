@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,28 @@ from torch import Tensor, nn
 from fusedadam.schedules import warmup_linear
 
 EMA_DECAY = 0.9999
+
+
+class Compiled:
+    """torch's own optimizer with its step compiled by torch.compile."""
+
+    def __init__(self, params: Iterable[nn.Parameter], name: str, **options: Any) -> None:
+        self.optimizer = optimizer = getattr(torch.optim, name)(params, **options)
+        self.step = torch.compile(lambda: optimizer.step(), fullgraph=False)
+
+
+def deepspeed_adam(params: list[nn.Parameter], decoupled: bool, **options: Any) -> Any:
+    adam = importlib.import_module("deepspeed.ops.adam")
+    if params[0].device.type == "cpu":
+        return adam.DeepSpeedCPUAdam(params, adamw_mode=decoupled, **options)
+    return adam.FusedAdam(params, adam_w_mode=decoupled, **options)
+
+
+def schedule_free(params: Iterable[nn.Parameter], **options: Any) -> Any:
+    """The authors'. It begins in eval mode."""
+    optimizer = importlib.import_module("schedulefree").AdamWScheduleFree(params, **options)
+    optimizer.train()
+    return optimizer
 
 
 class Yardstick(torch.optim.AdamW):
@@ -51,14 +74,10 @@ class TorchAdamWWithEma(torch.optim.AdamW):
         torch._foreach_copy_(self.params, trained)
 
 
-class BertAdamLoop(torch.optim.Optimizer):
-    """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm.
+class Loop(torch.optim.Optimizer):
+    """Updates one parameter after the other with a dozen torch operations, like most optimizers outside torch."""
 
-    It updates one parameter after the other with a dozen torch operations, like most optimizers outside torch.
-    """
-
-    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
-    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
+    options: dict[str, Any]
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         super().__init__(params, {**self.options, **options})
@@ -71,8 +90,18 @@ class BertAdamLoop(torch.optim.Optimizer):
                     state = self.state[param]
                     if not state:
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
-                    self.update(param, param.grad, state, group)
                     state["step"] += 1
+                    self.update(param, param.grad, state, group)
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class BertAdamLoop(Loop):
+    """BertAdam as in NVIDIA's BERT training: each gradient is clipped in place by its own norm."""
+
+    options = {"lr": 1e-3, "warmup": 0.0, "t_total": -1, "b1": 0.9, "b2": 0.999, "e": 1e-6}
+    options |= {"weight_decay": 0.01, "max_grad_norm": 1.0}
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         b1, b2, exp_avg, exp_avg_sq = group["b1"], group["b2"], state["exp_avg"], state["exp_avg_sq"]
@@ -84,29 +113,15 @@ class BertAdamLoop(torch.optim.Optimizer):
         if group["weight_decay"] > 0:
             update += group["weight_decay"] * param
         lr = group["lr"]
-        if group["t_total"] != -1:
-            lr *= warmup_linear(state["step"] / group["t_total"], group["warmup"])
+        if group["t_total"] != -1:  # its first step is number 0
+            lr *= warmup_linear((state["step"] - 1) / group["t_total"], group["warmup"])
         param.add_(-lr * update)
 
 
-class LambLoop(torch.optim.Optimizer):
-    """Lamb as most packages have it: one parameter after the other, with a dozen torch operations."""
+class LambLoop(Loop):
+    """Lamb as most packages have it."""
 
     options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
-
-    def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
-        super().__init__(params, {**self.options, **options})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    state = self.state[param]
-                    if not state:
-                        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
-                    state["step"] += 1
-                    self.update(param, param.grad, state, group)
 
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         (beta1, beta2), step = group["betas"], state["step"]

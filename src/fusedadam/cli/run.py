@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fusedadam import ascend
+from fusedadam import ascend, startup
 from fusedadam.ascend import device as devices
 from fusedadam.ascend.install import real_torch_npu
 from fusedadam.cli import frame, streams
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             os.environ[devices.VARIABLE] = options.device
         _say(options, f'"npu" means {devices.kind()} here')
     sys.argv = [script, *rest]
+    startup.end()
     _as_python_would(lambda: _run(script, options.module))
     return 0
 

@@ -3,92 +3,75 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fusedadam import backends, checks
 from fusedadam.contract import (
-    callers,
-    capture,
+    advice,
+    around_step,
     class_checks,
-    complex_params,
-    conversion,
     memory,
     nonfinite,
     norms,
-    precision,
-    role_arrays,
-    spelling,
+    refusals,
     state_dicts,
     storage,
     weights,
     wrappers,
 )
+from fusedadam.contract.conversion import check_is_state_dict
+from fusedadam.contract.copies import Copies
 from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
-from fusedadam.contract.group_options import Options
+from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
-from fusedadam.engine.launch import NO_AMP, Amp, norm_of
-from fusedadam.rules.rule import PARAM_FLAGS, Rule, SpecializedRule
+from fusedadam.engine.launch import NO_AMP, Amp
+from fusedadam.engine.options import Options
+from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 
-if TYPE_CHECKING:
-    from fusedadam.in_backward import InBackward
-
-# in 2.6 each call of get_eval_frame_callback takes away a reference: Python dies after some ten thousand
-CAN_ASK_DYNAMO = torch.torch_version.TorchVersion(torch.__version__) >= "2.8"
-
-P = ParamSpec("P")
-R = TypeVar("R")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
-def _outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
-    """As _disable_dynamo, which takes longer than a small step, but only where TorchDynamo is at work."""
-    disabled = _disable_dynamo(function)
-    if not CAN_ASK_DYNAMO:
-        return disabled
+class FusedOptimizer(Reports):
+    """The base class of every optimizer; a subclass declares its rule, states and options.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        is_traced = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
-        return disabled(*args, **kwargs) if is_traced else function(*args, **kwargs)
+    Its ``__init__`` passes every option on: ``super().__init__(params, lr=lr, ...)``.
 
-    return call
+    Attributes:
+        rule: the function under ``@rule(...)``
+        states: the name of each state, and its ``State``
+        options: the name of each option, and its check
+        derived: flags and hyper-parameters that are computed from a group's options
+        fixed: flags with the same value in every group
+        also_called: another package's name of a state, and ours, so that its state dicts load
+        takes_complex: whether it takes complex parameters, whose parts it updates as two real numbers
+        step_if_uncounted: the step of a loaded state that has none; None refuses it
+    """
 
-
-class FusedOptimizer(torch.optim.Optimizer):
-    """A subclass declares its rule, states and options (declarations.py); everything else is here."""
-
-    rule: ClassVar[Rule]
     states: ClassVar[Mapping[str, State]]
     options: ClassVar[dict[str, Check]] = OPTIONS
-    derived: ClassVar[dict[str, Derive]] = DERIVED  # flags and hyper-parameters that follow from options
-    fixed: ClassVar[Mapping[str, bool]] = {}  # flags with the same value in every group
-    also_called: ClassVar[Mapping[str, str]] = {}  # another optimizer's name of a state -> ours, for its state dicts
-    takes_complex: ClassVar[bool] = False  # parameters, by updating real and imaginary parts as two real numbers
-    step_if_uncounted: ClassVar[float | None] = None  # the step of a saved state that has none; None refuses it
+    derived: ClassVar[dict[str, Derive]] = DERIVED
+    fixed: ClassVar[Mapping[str, bool]] = {}
+    also_called: ClassVar[Mapping[str, str]] = {}
+    takes_complex: ClassVar[bool] = False
+    kept: ClassVar[tuple[str, ...]] = ("backend", "storage")  # options that no state dict changes
+    step_if_uncounted: ClassVar[float | None] = None
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
-    _stepper: Stepper
     _no_steps: str | None = None  # why stepping is refused at the moment
-    _in_backward: InBackward | None = None
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
-    _skipped: Tensor | int = 0  # steps, because a gradient was not finite
-    _watches_norms = False
-    _is_untrained = False  # a checkpoint has created the states, and no step has been taken since
+    _copies: Copies  # the states that still follow their parameters
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "rule"):
             return
+        class_checks.check_kinds(cls)
         cls._flags = tuple(name for name in cls.rule.flags if name not in PARAM_FLAGS)
         if "states" in cls.__dict__:
             cls.states = class_checks.as_the_rule_says(cls)
@@ -100,13 +83,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         """``options``: the defaults of all groups."""
         if not hasattr(self, "rule"):
             raise TypeError(f"{type(self).__name__} has no rule; set rule = ... in the class")
-        self._is_under_zero = callers.zero_creates_optimizer()
-        self._reset()
+        self._is_under_zero = wrappers.zero_creates_optimizer()
+        self.check(options)  # before params, as in torch
+        class_checks.check_options(type(self), options)
         checks.iterable_of_parameters("params", params)
+        checks.new_tensors("params")
+        self._copies = Copies()
+        self._reset()
         # a set stays one: torch 2.15 warns that it has no order
         given: Any = params if isinstance(params, (Tensor, Mapping, set)) else list(params)
-        self.check(options)
-        class_checks.check_options(type(self), options)
         with _restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
         self._stepper.check_sums(self.param_groups, self._params())
@@ -152,9 +137,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[count:]
                 raise
-        spelling.warn_of_misspelt(type(self).__name__, param_group, self.options)
-        if self.states:
-            precision.warn_of_bfloat16(type(self).__name__, param_group, param_group["params"])
+        advice.warn_of_misspelt(type(self).__name__, param_group, self.options)
+        advice.warn_of_bfloat16(type(self), param_group)
         self._stepper.forget_plans()
 
     def _check_params(self, group: Group) -> None:
@@ -165,7 +149,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepper.check_flat_sums(self.param_groups, params)
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
-                complex_params.check(type(self), group, param)
+                refusals.check_complex(type(self), group, param)
                 checks.written("param", param, checks.dtypes_like(param))
                 self.storage_of(group, param)
             if group.get("backend") is not None:
@@ -177,6 +161,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def memory_summary(self) -> str:
         """A table to print: the memory of parameters, gradients, each state and launch tables, for each device."""
         return memory.summary(self)
+
+    def norms(self) -> norms.Norms:
+        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
+        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
+        return norms.of_last_step(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -191,13 +180,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         if wrappers.are_flat(self._params()):  # whether another process has found an infinity is not known here
             return False
-        return not callers.lightning_asks_about_unscaling()
+        return not wrappers.lightning_asks_about_unscaling()
 
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
-    @_outside_dynamo  # under torch.compile: one break of the graph, and kernels of our own
+    @around_step.outside_dynamo  # under torch.compile: one break of the graph, and kernels of our own
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step. ``closure``, if given, reevaluates the model and returns the loss."""
         self._check_may_step()
@@ -213,50 +202,31 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._step()
         return loss
 
-    @staticmethod
-    def profile_hook_step(func: Callable[P, R]) -> Callable[P, R]:
-        """Called by torch, once for each class, to add hooks and a profiler's record to ``step``. They take as long as
-        a small step does, so a step without hooks, outside a profiler, does without."""
-        watched = torch.optim.Optimizer.profile_hook_step(func)
-
-        @functools.wraps(func)
-        def step(*args: P.args, **kwargs: P.kwargs) -> R:
-            optimizer: Any = args[0]
-            is_watched = (
-                len(args) > 1  # a closure, which may add a hook
-                or kwargs
-                or optimizer._optimizer_step_pre_hooks
-                or optimizer._optimizer_step_post_hooks
-                or _global_optimizer_pre_hooks
-                or _global_optimizer_post_hooks
-                or _profiler_enabled()
-            )
-            return watched(*args, **kwargs) if is_watched else func(*args, **kwargs)
-
-        return step
+    profile_hook_step = staticmethod(around_step.profile_hook_step)
 
     def _step(self) -> None:
-        is_first = not self.state
+        is_first = not any(map(torch.is_tensor, self.state))
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        may_skip = nonfinite.is_asked_for(self.param_groups)
+        if isinstance(found_inf, int):  # the sum over all devices with gradients, if there are none
+            found_inf = torch.zeros((), device="cpu")
+        options = self._options()
         # a GradScaler that has still to unscale has just looked; after unscale_(), gradients may have changed
-        if may_skip and grad_scale is None and (params := self._params()):
+        if options.skips_nonfinite and grad_scale is None and (params := self._params()):
             nonfinite.check(params, self._is_under_zero)
             found_inf = nonfinite.found(params, found_inf)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
-        prepared = self._stepper.prepare(self._targets(), amp, self._watches_norms)
-        if is_first and callers.checkpoint_creates_states():
-            self._is_untrained = True
+        copies = self._copies
+        followed = [param for param in [*copies.params] if param.grad is not None] if copies.params else []
+        prepared = self._stepper.prepare(self._targets(), options, amp, self._watches_norms)
+        if is_first and wrappers.checkpoint_creates_states():
             return
-        self._begin_copies()
+        if followed:
+            self._refresh_copies(followed)
         found_inf = self._stepper.run(prepared)
-        if may_skip and found_inf is not None:
+        if copies.params:
+            copies.settle(self.state)
+        if options.skips_nonfinite and found_inf is not None:
             self._skipped = (found_inf.reshape(()) != 0) + self._skipped
-
-    @property
-    def skipped_steps(self) -> int:
-        """How many steps ``skip_nonfinite=True`` has left out since the optimizer was made; waits for the device."""
-        return int(self._skipped)
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -265,75 +235,34 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._in_backward is not None:
             self._in_backward.abandon_iteration()
 
-    @property
-    def grad_norm(self) -> Tensor | None:
-        """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
-        plan = self._stepper.last_plan
-        return None if plan is None else norm_of(plan.launches, "grad_norm")
+    def stop_in_backward(self) -> None:
+        """Ends what :func:`fusedadam.step_in_backward` began: gradients accumulate again, and ``step()`` uses them.
 
-    @property
-    def watch_norms(self) -> bool:
-        """Whether steps measure the norms of gradients, updates and weights, for :meth:`norms`. It may change between
-        any two steps; while it is False, as at first, norms cost nothing."""
-        return self._watches_norms
-
-    @watch_norms.setter
-    def watch_norms(self, value: bool) -> None:
-        checks.boolean("watch_norms", value)
-        self._watches_norms = value
-
-    def norms(self) -> norms.Norms:
-        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
-        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
-        return norms.of_last_step(self)
-
-    def report(self, name: str) -> dict[Tensor, float]:
-        """A value that the rule names in its ``reports``, of the last step of each parameter that took part in one.
-
-        Waits for the device. A value that the options leave out, such as a norm where nothing is clipped, is reported
-        for no parameter.
+        States and options stay. ``step_in_backward(model, lambda params: optimizer)`` resumes it.
         """
-        if name not in self.rule.reports:
-            known = ", ".join(map(repr, self.rule.reports)) or "none"
-            raise ValueError(f"{name!r} is not reported by {type(self).__name__}; its rule reports {known}")
-        params = self._params()
-        return {params[k]: value for k, value in sorted(self._report(name).items())}
-
-    def _report(self, name: str) -> dict[int, float]:
-        """A value of the last step for each parameter that took part, by its position among all."""
-        in_backward = {} if self._in_backward is None else self._in_backward.report(name, self._params())
-        return {**self._stepper.report(name), **in_backward}
+        if self._in_backward is not None:
+            self._in_backward.end()
+            self._in_backward = None
 
     def _targets(self) -> Targets:
         return Targets(self.param_groups, [group["params"] for group in self.param_groups], self.state)
 
-    def _params(self) -> list[Tensor]:
-        return self._targets().params
-
     def _options(self) -> Options:
-        """The flags and the hyper-parameters of each group, checked."""
         return self._stepper.read(self.param_groups)
 
-    def _begin_copies(self) -> None:
-        """Called before every step. States that are copies begin with the parameters that the first step finds."""
-        self._refresh_copies()
-        self._is_untrained = False
+    def _states_of_params(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """``optimizer.state`` without what users put there under other keys, as torch allows."""
+        return [(param, self.state[param]) for param in self._params() if param in self.state]
 
-    def _refresh_copies(self) -> None:
-        """Until the first step, states that begin as copies of the parameters follow them."""
-        if not self._is_untrained:
-            return
-        copies = [name for name, declared in self.states.items() if declared.initial == "param"]
-        with torch.no_grad():
-            for param, state in self.state.items():
-                for name in copies:
-                    role_arrays.refresh_copy(name, param, state, self.states)
+    def _refresh_copies(self, params: Sequence[Tensor] | None = None) -> None:
+        """Until their first step, states that begin as copies of the parameters follow them; of all unless given."""
+        self._copies.refresh(self.state, self.states, params)
 
     def _check_may_step(self) -> None:
         if self._no_steps is not None:
             raise RuntimeError(self._no_steps)
         if capturing():
-            capture.check_may_be_captured(self)
+            refusals.check_may_be_captured(self)
 
     def _check_has_trained_weights(self) -> None:
         if self._no_steps is not None:
@@ -345,18 +274,20 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _reset(self) -> None:
         """Forgets earlier steps, so that the next one looks at everything."""
         captured = self._stepper.captured_plans if hasattr(self, "_stepper") else []
-        self._stepper = Stepper(type(self), self._is_under_zero)
+        self._stepper = Stepper(type(self), self._copies, self._is_under_zero)
         self._stepper.captured_plans = captured  # a graph may be replayed at any time
-        self._is_untrained = False
         if self._in_backward is not None:
             self._in_backward.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles. A state dict says nothing about skipped steps, as GradScaler's does not."""
-        return {**super().__getstate__(), "_skipped": self._skipped}
+        copied = {"_skipped": self._skipped, "_copies": Copies(self._copies.params), "_in_backward": self._in_backward}
+        return {**super().__getstate__(), **copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"_copies": Copies(), **state})
+        if state.get("_in_backward") is not None:  # a copy, and not a state dict that is being loaded
+            state["_in_backward"].begin(self)
         self._reset()
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -376,7 +307,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         ``torch.distributed.checkpoint.load`` fills it, and :meth:`load_state_dict` rounds it to this optimizer's own
         formats. The low bits of the weights are left out; :meth:`float32_state_dict` has them.
         """
-        conversion.check_is_state_dict(state_dict)
+        check_is_state_dict(state_dict)
         return weights.widened(cls.states, state_dict)
 
     def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
@@ -387,7 +318,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def load_float32_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         """Loads a model's state dict with float32 weights. What the model's own bfloat16 weights have no room for goes
-        into the low bits that this optimizer keeps (``storage=``), so that nothing is lost."""
+        into the low bits that this optimizer keeps (``storage=``), so that nothing is lost. If the model refuses the
+        state dict, parameters, buffers and states stay as they were."""
         self._check_has_trained_weights()
         weights.load_float32(self, model, state_dict)
 

@@ -13,12 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMATS
+from fusedadam.rules.rule import Rule
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
 
 # options that a rule has to use, and the values with which they do nothing
-NEUTRAL: dict[str, Any] = {"maximize": False, "weight_decay": 0, "max_grad_norm": None}
+WITHOUT_EFFECT: dict[str, Any] = {"maximize": False, "weight_decay": 0, "max_grad_norm": None}
+
+
+def check_kinds(cls: type[FusedOptimizer]) -> None:
+    """A rule is one, and options have functions."""
+    if not isinstance(cls.rule, Rule):
+        name = getattr(cls.rule, "__name__", "it")
+        raise TypeError(
+            f"{cls.__name__}.rule is a {type(cls.rule).__name__}; make {name} a rule: write @rule(scalars=...) above it"
+        )
+    for what, functions in (("options", cls.options), ("derived", cls.derived)):
+        for name, function in functions.items():
+            if not callable(function):
+                raise TypeError(
+                    f"{cls.__name__}.{what}[{name!r}] is {function!r}; it must be a function, which is passed and not "
+                    "called: checks.betas, not checks.betas(...)"
+                )
 
 
 def check_class(cls: type[FusedOptimizer]) -> None:
@@ -118,7 +135,9 @@ class Recorded(dict[str, Any]):
 
 def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
     """Refuses an option that every optimizer may have, but that this one's rule does nothing with."""
-    given = [name for name in NEUTRAL if options.get(name, NEUTRAL[name]) not in (NEUTRAL[name], 0)]
+    given = [
+        name for name in WITHOUT_EFFECT if options.get(name, WITHOUT_EFFECT[name]) not in (WITHOUT_EFFECT[name], 0)
+    ]
     if not given:
         return
     read = options_read(cls, options)

@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 from fusedadam import checks
 from fusedadam.contract.role_arrays import from_state_dict, kept_as
 from fusedadam.contract.storage import States
-from fusedadam.formats import BLOCK, arrays_by_suffix, block_shape, names_in
+from fusedadam.formats import arrays_by_suffix, names_in
 from fusedadam.tensors.factored import distributed_in, shape_in
+from fusedadam.tensors.layout import BLOCK, block_shape
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -71,12 +72,19 @@ def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
     )
 
 
+def keys_of_params(state_dict: Mapping[str, Any]) -> set[Any]:
+    """Of parameters in ``state_dict["state"]``, where users may put anything else, as torch allows."""
+    return {key for group in state_dict["param_groups"] for key in group["params"]}
+
+
 def convert(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], states_of: StatesOf, stored: Stored,
     names: Names,
 ) -> dict[str, Any]:  # fmt: skip
     """The state dict as our optimizer would have saved it. ``groups``: ours, merged with the ones to be loaded."""
-    saved_states = {key: _without_none(state) for key, state in state_dict["state"].items()}
+    keys = keys_of_params(state_dict)
+    saved_states = {key: _without_none(state) for key, state in state_dict["state"].items() if key in keys}
+    others = {key: value for key, value in state_dict["state"].items() if key not in keys}
     states: dict[Any, dict[str, Any]] = {}
     params: dict[Any, Tensor] = {}
     groups_of: dict[Any, Mapping[str, Any]] = {}
@@ -109,7 +117,8 @@ def convert(
             foreign |= {name for name in state if name not in (*ours, "step")}
             states[key] = {name: value for name, value in state.items() if name not in foreign}
             params[key], groups_of[key] = param, group
-    unknown = [key for key in saved_states if key not in states and saved_states[key]]
+    alike = {int, *map(type, keys)}  # a state under such a key is another parameter's; the rest is the user's own
+    unknown = [key for key, value in others.items() if type(key) in alike and isinstance(value, Mapping) and value]
     if unknown:
         raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
     if missing:
@@ -137,7 +146,7 @@ def convert(
             "they are left out; to go on with them, give it storage='exact', '16bit' or '8bit', as the one that saved",
             stacklevel=8,  # where load_state_dict is called
         )
-    return {**state_dict, "state": loaded, "param_groups": without_step}
+    return {**state_dict, "state": {**loaded, **others}, "param_groups": without_step}
 
 
 def _without_none(state: Any) -> Any:

@@ -5,14 +5,15 @@
         states = {"exp_avg": State()}
         options = OPTIONS | {"betas": checks.betas}
 
-        def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, state_dtype=None, backend=None):
-            super().__init__(params, lr=lr, betas=betas, ...)
+        def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, **common):
+            super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, **common)
 
-docs/rules.md has all of it. The signature of ``__init__`` gives the defaults. ``options`` maps the name of each
-option to its check, which runs when the optimizer is made and whenever the option changes. A flag or hyper-parameter
-of the rule is the option of the same name, unless ``derived`` computes it from the group, or ``fixed`` gives it the
-same value in every group. ``DERIVED`` splits ``betas``, and turns ``max_grad_norm`` into the flag ``clipped`` and
-``momentum`` into ``with_momentum``; a class with more to derive declares ``derived = DERIVED | {...}``.
+docs/rules.md has all of it. The signature of ``__init__`` gives the defaults; those that our optimizers share are in
+common_options.py. ``options`` maps the name of each option to its check, which runs when the optimizer is made and
+whenever the option changes. A flag or hyper-parameter of the rule is the option of the same name, unless ``derived``
+computes it from the group, or ``fixed`` gives it the same value in every group. ``DERIVED`` splits ``betas``, and turns
+``max_grad_norm`` into the flag ``clipped`` and ``momentum`` into ``with_momentum``; a class with more to derive
+declares ``derived = DERIVED | {...}``.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class State:
     def new(self, param: Tensor, group: Group) -> Tensor:
         """The state of a parameter before its first step."""
         here = local(param).detach()
-        dtype = None if here.is_complex() else group.get(self.dtype_option)
-        empty = torch.empty_like(here, dtype=dtype, requires_grad=False)
+        if self.by != "element":
+            shape = shape_in(self.by, local_shape(param))
+            empty = torch.empty(shape, dtype=self.dtype_of(here, group), device=here.device)
+        else:
+            dtype = None if here.is_complex() else group.get(self.dtype_option)
+            empty = torch.empty_like(here, dtype=dtype, requires_grad=False)
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
-        if self.by != "element":
-            empty = torch.empty(
-                shape_in(self.by, local_shape(param)), dtype=self.dtype_of(here, group), device=here.device
-            )
         return with_local_in(self.by, param, empty.fill_(1.0 if self.initial == "one" else 0.0))
 
     def dtype_of(self, param: Tensor, group: Group) -> torch.dtype:
@@ -99,7 +100,6 @@ def _backend(_: str, value: Any) -> None:
         backends.check(value)
 
 
-# The options that optimizers have in common. A class may leave some of them out of its signature.
 OPTIONS: dict[str, Check] = {
     "lr": checks.number,
     "weight_decay": checks.number,
@@ -115,6 +115,8 @@ OPTIONS: dict[str, Check] = {
     "seed": checks.seed,
     "skip_nonfinite": checks.boolean,
 }
+"""The options of every optimizer, and the check of each. A class adds its own:
+``options = OPTIONS | {"betas": checks.betas}``. It may leave some of them out of its signature."""
 
 DERIVED: dict[str, Derive] = {
     "beta1": lambda group: group["betas"][0],
@@ -127,3 +129,5 @@ DERIVED: dict[str, Derive] = {
     "with_momentum": lambda group: float(group["momentum"]) != 0,
     "max_grad_norm": largest_norm,
 }
+"""The flags and hyper-parameters that follow from options, and the function that computes each. A class adds its own:
+``derived = DERIVED | {"cosine": lambda group: group["schedule"] == "cosine"}``."""

@@ -10,14 +10,15 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.contract import storage
-from fusedadam.contract.class_checks import Recorded
+from fusedadam.contract import refusals, storage
+from fusedadam.contract.class_checks import WITHOUT_EFFECT, Recorded, check_effects
 from fusedadam.contract.declarations import Group
+from fusedadam.engine.options import Flags, Options
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
 
 LARGEST_ROUNDING_ERROR = 1e-12  # of a learning rate that should be 0
-
-Flags: TypeAlias = tuple[bool, ...]
 
 
 class Reading(NamedTuple):
@@ -38,21 +37,13 @@ class Reading(NamedTuple):
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
-    structure: object  # another object whenever more has changed than the learning rate
+    skips_nonfinite: bool
+    structure: int  # another number whenever more has changed than the learning rate
     lr_at: int | None  # which hyper-parameter is the learning rate; None if others, or checks, follow from it
     lr_seen_at: int | None  # where its value is among ``seen``; None if it cannot change alone
 
 
-UNREAD = Reading((), (), None, [], {}, frozenset(), None, None, None)
-
-
-class Options(NamedTuple):
-    """What was read from each group."""
-
-    flags: list[Flags]
-    hyper_parameters: list[HyperParameters]
-    storages: list[Any]
-    structures: list[object]
+UNREAD = Reading((), (), None, [], {}, frozenset(), False, 0, None, None)
 
 
 class GroupOptions:
@@ -62,6 +53,7 @@ class GroupOptions:
         self._optimizer = optimizer
         self._readings: list[Reading] = []
         self._last: Options | None = None
+        self._revisions = itertools.count(1)
         self._checks_lr = True  # whether a check of other options also asks for the learning rate
 
     def read(self, groups: Sequence[Group]) -> Options:
@@ -78,8 +70,14 @@ class GroupOptions:
                     self._readings[k] = reading
         if self._last is None:
             read = self._readings
-            flags, hyper_parameters = [r.flags for r in read], [r.hyper_parameters for r in read]
-            self._last = Options(flags, hyper_parameters, [r.storage for r in read], [r.structure for r in read])
+            self._last = Options(
+                [r.flags for r in read],
+                [r.hyper_parameters for r in read],
+                [r.storage for r in read],
+                any(r.skips_nonfinite for r in read),
+                max([r.structure for r in read], default=0),  # the last one that has changed
+                next(self._revisions),
+            )
         return self._last
 
     def _read(self, group: Group, now: list[Any], last: Reading) -> Reading:
@@ -105,15 +103,21 @@ class GroupOptions:
                 self._checks_lr = "lr" in together.asked
             is_alone = not self._checks_lr and "lr" not in recorded.asked and "lr" not in declared.derived
             lr_at = needed.index("lr") if "lr" in needed and is_alone else None
+            if any(name in group and name not in recorded.asked for name in WITHOUT_EFFECT):
+                check_effects(declared, group)
             options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
+            is_kept_otherwise = (kept, flags) != (last.storage, last.flags) and group.get("storage") is not None
+            if is_kept_otherwise and not declared.__module__.startswith("fusedadam."):
+                refusals.check_signs(declared, flags, options)
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
         checked = {**last.checked, **found} if same_keys else found
         lr_seen_at = None if lr_at is None or mutable or "lr" not in group else count + now.index("lr")
-        return Reading(flags, options, kept, now, checked, frozenset(mutable), object(), lr_at, lr_seen_at)
+        skips, revision = bool(group.get("skip_nonfinite")), next(self._revisions)
+        return Reading(flags, options, kept, now, checked, frozenset(mutable), skips, revision, lr_at, lr_seen_at)
 
     def _scheduled(self, now: list[Any], last: Reading) -> Reading | None:
         """A short way for what most schedulers do in every step: another learning rate, and nothing else."""
-        flags, before, kept, seen, checked, mutable, structure, k, at = last
+        flags, before, kept, seen, checked, mutable, skips, structure, k, at = last
         if at is None or k is None or len(now) != len(seen):
             return None
         lr = now[at]
@@ -128,7 +132,7 @@ class GroupOptions:
         if check is not checks.number:  # which has just been made
             check("lr", lr)
         options = (*before[:k], lr, *before[k + 1 :])
-        return Reading(flags, options, kept, now, {**checked, "lr": lr}, mutable, structure, k, at)
+        return Reading(flags, options, kept, now, {**checked, "lr": lr}, mutable, skips, structure, k, at)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         # numbers, as schedulers change them, are what they seem

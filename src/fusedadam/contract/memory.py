@@ -138,7 +138,7 @@ def _kept(optimizer: FusedOptimizer) -> Iterator[Kept]:
 
 
 def _states(optimizer: FusedOptimizer) -> Iterator[Kept]:
-    states = [(name, value) for state in optimizer.state.values() for name, value in state.items()]
+    states = [(name, value) for _, state in optimizer._states_of_params() for name, value in state.items()]
     for wanted in dict.fromkeys(name for name, _ in states):
         yield from (_tensor(name, v) for name, v in states if name == wanted and isinstance(v, Tensor))
 
@@ -151,7 +151,8 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     seen: set[int] = set()
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table
-        for tensor in (torch.from_numpy(table.words), table.on_device, *table.row_buffers, *table.partials.values()):
+        buffers = (*table.row_buffers, *table.column_buffers, *table.partials.values())
+        for tensor in (torch.from_numpy(table.words), table.on_device, *buffers):
             if tensor.data_ptr() not in seen:  # on a CPU the words are the table itself
                 seen.add(tensor.data_ptr())
                 yield _tensor(TABLES, tensor)._replace(dtype="")

@@ -7,20 +7,15 @@ learn it. Processes that share parameters decide together (``wrappers.found_anyw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fusedadam.contract.declarations import Group
 from fusedadam.contract.wrappers import are_flat
 from fusedadam.formats import FORMAT_OF_DTYPE
 from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.shards import local
-
-
-def is_asked_for(groups: Iterable[Group]) -> bool:
-    return any(group.get("skip_nonfinite") for group in groups)
 
 
 def check(params: Sequence[Tensor], is_under_zero: bool) -> None:

@@ -11,12 +11,11 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract.declarations import Group
 from fusedadam.contract.storage import States, may_hold
-from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, block_shape, names_in
-from fusedadam.formats.plain import F32
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, names_in
 from fusedadam.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.layout import row_major_strides
+from fusedadam.tensors.layout import block_shape, row_major_strides
 from fusedadam.tensors.shards import local, local_shape, sharded_blocks, with_local, with_shape
 
 LOW = "param_low"
@@ -24,6 +23,8 @@ LOW = "param_low"
 
 def kept_as(role: str, state: Mapping[str, Any], states: States) -> Format | None:
     """The format that a state is kept in, or None if it is not there."""
+    if not state:  # as before the first step, of perhaps thousands of parameters
+        return None
     for fmt in FORMATS.values():
         arrays = fmt.arrays_of(role).items()
         is_named = any(array.suffix for array in fmt.arrays)  # by more than the role
@@ -66,11 +67,12 @@ def weight_of(param: Tensor, state: Mapping[str, Any]) -> Tensor:
     return load(split_of(low), [here, local(low).to(here.device)], torch.float32)
 
 
-def arrays_of(
+def new_arrays(
     role: str, param: Tensor, group: Group, fmt: str | None, states: States, before: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """The arrays of a role in a format (None: a plain tensor of the declared dtype): from what is there before, rounded
-    to nearest, or with the initial value."""
+    """The arrays of a role in a format: from what is there before, rounded to nearest, or with the initial value. None:
+    a plain tensor of the dtype that the option names; without it, of what is there before, decoded, else the
+    parameter's."""
     if role == "param":
         return {} if fmt is None or len(FORMATS[fmt].arrays) == 1 else {LOW: _low(param, FORMATS[fmt], before)}
     declared, value = states[role], value_of(role, before, states)
@@ -79,20 +81,18 @@ def arrays_of(
         _check_shape(role, value, param, declared.by)
     for name in names_in(role, before) if value is not None else ():
         checks.sharded_as_param(f"state {name!r}", before[name], param, declared.by)
-    if fmt is None:
-        made = declared.new(param, group)
-        if value is not None:
-            local(made).copy_(value)
-        return {role: made}
-    if declared.by != "element":  # plain, in any storage
-        made = declared.new(param, {**group, declared.dtype_option: FORMATS[fmt].arrays[0].dtype})
+    if fmt is None or declared.by != "element":  # smaller states are plain, in any storage
+        dtype = FORMATS[fmt].arrays[0].dtype if fmt is not None else group.get(declared.dtype_option)
+        if dtype is None and value is not None:  # decoded, perhaps to more bits than the parameter has
+            dtype = value.dtype
+        made = declared.new(param, {**group, declared.dtype_option: dtype})
         if value is not None:
             local(made).copy_(value)
         return {role: made}
     if value is None and declared.initial != "zero":
         is_copy = declared.initial == "param"
         value = weight_of(param, before) if is_copy else torch.ones_like(local(param.detach()), dtype=torch.float32)
-    return stored(role, param, FORMATS[fmt], value)
+    return encoded(role, param, FORMATS[fmt], value)
 
 
 def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
@@ -106,20 +106,19 @@ def check_whole(role: str, state: Mapping[str, Any], value: Any) -> None:
 
 
 def _check_shape(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
-    here = local(param).shape
-    if by == "element" and value.shape != here:
-        raise RuntimeError(
-            f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(here)}; they must be equal"
-        )
-    wanted = here if by == "element" else shape_in(by, local_shape(param))
-    if value.shape != wanted:
+    if by == "element":
+        if value.shape != (here := local(param).shape):
+            raise RuntimeError(
+                f"state {name!r} has shape {tuple(value.shape)}, but its param has {tuple(here)}; they must be equal"
+            )
+    elif value.shape != (wanted := shape_in(by, local_shape(param))):
         raise RuntimeError(
             f"state {name!r} has shape {tuple(value.shape)}, but with one value for each {by} of its param it must "
             f"have {tuple(wanted)}"
         )
 
 
-def stored(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: Any = None) -> dict[str, Tensor]:
+def encoded(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: Any = None) -> dict[str, Tensor]:
     """New arrays with a value, or zeros, sharded like the parameter, and on its device unless another is given."""
     here = local(param.detach())
     device = here.device if device is None else device
@@ -141,7 +140,9 @@ def stored(role: str, param: Tensor, fmt: Format, value: Tensor | None, device: 
     return dict(zip(fmt.array_names(role), wrapped, strict=True))
 
 
-def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], states: States) -> dict[str, Any]:
+def loaded_as(
+    param: Tensor, state: dict[str, Any], group: Group, formats: Mapping[str, str], states: States
+) -> dict[str, Any]:
     """A loaded state in the wanted formats, where it is. Roles without one become plain tensors."""
     converted = dict(state)
     for role in states:
@@ -161,8 +162,8 @@ def loaded_as(param: Tensor, state: dict[str, Any], formats: Mapping[str, str], 
             )
         for name in fmt.array_names(role):
             del converted[name]
-        made = stored(role, param, wanted or F32, value, value.device)
-        converted |= made
+        plain = FORMAT_OF_DTYPE[group.get(states[role].dtype_option) or value.dtype]  # as new_arrays decides
+        converted |= encoded(role, param, wanted or FORMATS[plain], value, value.device)
     if LOW in converted:
         wanted_low = FORMATS[formats["param"]] if "param" in formats else None
         if wanted_low is not None and len(wanted_low.arrays) > 1:
@@ -180,16 +181,22 @@ def for_state_dict(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def from_state_dict(name: str, value: Any) -> Any:
     """An array as the optimizer keeps it."""
-    if not name.endswith("_low") or value.dtype != torch.uint8:
+    if not name.endswith("_low") or not isinstance(value, Tensor) or value.dtype != torch.uint8:
         return value
     return with_shape(value, from_bytes(local(value)), value.shape[:-1])
 
 
-def refresh_copy(role: str, param: Tensor, state: Mapping[str, Any], states: States) -> None:
-    """Makes a state that is a copy of the parameter equal to it, in place."""
+def refresh_copy(role: str, param: Tensor, state: Mapping[str, Any], states: States, is_new: Tensor) -> None:
+    """Makes a state that is a copy of the parameter equal to it, in place, if ``is_new``, which is not waited for."""
     fmt = kept_as(role, state, states)
-    if fmt is not None:
-        store(fmt, [local(state[name]) for name in fmt.array_names(role)], weight_of(param, state))
+    arrays = [] if fmt is None else [local(state[name]) for name in fmt.array_names(role)]
+    if fmt is None or arrays[0].shape != local(param).shape:  # the next step refuses another shape
+        return
+    is_new = is_new.to(arrays[0].device, non_blocking=True)
+    fresh = [torch.empty_like(array) for array in arrays]
+    store(fmt, fresh, weight_of(param, state))
+    for array, new in zip(arrays, fresh, strict=True):
+        array.copy_(torch.where(is_new, new, array))
 
 
 def _low(param: Tensor, fmt: Format, before: Mapping[str, Any], device: Any = None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedadam.contract import conversion, storage
 from fusedadam.contract.group_options import for_check
 from fusedadam.contract.role_arrays import LOW, for_state_dict, loaded_as
+from fusedadam.contract.weights import complete
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -23,7 +24,8 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
     every process group can gather."""
 
     def as_saved(_: Any, state_dict: dict[str, Any]) -> None:
-        state_dict["state"] = {key: for_state_dict(state) for key, state in state_dict["state"].items()}
+        state, keys = state_dict["state"], conversion.keys_of_params(state_dict)
+        state_dict["state"] = {key: for_state_dict(v) if key in keys else v for key, v in state.items()}
 
     def add_decoupled_weight_decay(_: Any, state_dict: dict[str, Any]) -> None:
         for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
@@ -46,14 +48,15 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
             f"state_dict is a {type(state_dict).__name__}; it must be what optimizer.state_dict() returned; open "
             "a file with torch.load first"
         )
-    state, groups = optimizer.state, optimizer.param_groups
+    state, groups, copies = optimizer.state, optimizer.param_groups, optimizer._copies
     before = [dict(group) for group in groups]
     loaded: dict[str, Any] = {}
 
     def convert(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:  # as the user's own hooks have left it
         loaded.update(_converted(optimizer, state_dict))
         # torch would make copies in the parameters' dtype
-        return {**loaded, "state": {key: {} for key in loaded["state"]}}
+        keys = conversion.keys_of_params(loaded)
+        return {**loaded, "state": {key: {} if key in keys else value for key, value in loaded["state"].items()}}
 
     def keep_dtypes(_: Any) -> None:
         saved = [key for group in loaded["param_groups"] for key in group["params"]]
@@ -63,11 +66,14 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
                     device = torch.device("cpu") if name == "step" else param.device
                     value = value.detach().to(device, copy=True)
                 optimizer.state[param][name] = value
-            # weights stay as they are, and so do their low bits, unless others came
-            if LOW in state.get(param, {}) and param in optimizer.state:
-                optimizer.state[param].setdefault(LOW, state[param][LOW])
         for group, ours, theirs in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
-            group.update({name: ours[name] for name in ours if name not in theirs or name in _kept(ours)})
+            kept = _kept(optimizer, ours)
+            group.update({name: ours[name] for name in ours if name not in theirs or name in kept})
+            for param in group["params"]:
+                # weights stay as they are, and so do their low bits, unless others came
+                if LOW in state.get(param, {}) and LOW not in optimizer.state.get(param, {}):
+                    optimizer.state[param][LOW] = state[param][LOW]
+                    complete(optimizer, group, param)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -76,7 +82,7 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
             yield
     except BaseException:
         if optimizer.state is not state:  # torch replaces both, and leaves the old ones as they were
-            optimizer.state, optimizer.param_groups = state, groups
+            optimizer.state, optimizer.param_groups, optimizer._copies = state, groups, copies
             optimizer._reset()
         raise
 
@@ -88,19 +94,19 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
     saved = state_dict["param_groups"]
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
         return state_dict  # torch raises its own error
-    merged = [
-        {**ours, **theirs, **{name: ours[name] for name in _kept(ours) if name in ours}, "params": ours["params"]}
-        for ours, theirs in zip(groups, saved, strict=True)
-    ]
-    for ours, theirs, both in zip(groups, saved, merged, strict=True):
-        conversion.check_options(theirs, ours, optimizer.fixed, name)
-        optimizer.check(for_check(both))
+    merged = []
+    for ours, theirs in zip(groups, saved, strict=True):
+        kept = {name: ours[name] for name in _kept(optimizer, ours) if name in ours}
+        loaded = {name: value for name, value in ours.items() if name not in kept}
+        conversion.check_options(theirs, loaded, {**optimizer.fixed, **kept}, name)
+        merged.append({**ours, **theirs, **kept, "params": ours["params"]})
+        optimizer.check(for_check(merged[-1]))
 
     def states_of(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
         return optimizer.specialized(dict(group), param).states
 
     def stored(group: Mapping[str, Any], param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        return loaded_as(param, state, optimizer.storage_of(dict(group), param).formats, optimizer.states)
+        return loaded_as(param, state, dict(group), optimizer.storage_of(dict(group), param).formats, optimizer.states)
 
     copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
     names = conversion.Names(
@@ -115,6 +121,6 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
     return conversion.convert(state_dict, merged, states_of, stored, names)
 
 
-def _kept(group: Mapping[str, Any]) -> Sequence[str]:
+def _kept(optimizer: FusedOptimizer, group: Mapping[str, Any]) -> Sequence[str]:
     """The options of a group that no state dict changes: they are choices for this machine, and for this run."""
-    return ("backend", "storage", *(storage.OTHER_DTYPES if group.get("storage") is not None else ()))
+    return (*optimizer.kept, *(storage.OTHER_DTYPES if group.get("storage") is not None else ()))

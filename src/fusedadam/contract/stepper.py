@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from fusedadam import backends
-from fusedadam.contract import complex_params, role_arrays, storage, wrappers
+from fusedadam.contract import refusals, role_arrays, storage, wrappers
+from fusedadam.contract.copies import Copies
 from fusedadam.contract.declarations import Group
-from fusedadam.contract.group_options import Flags, GroupOptions, Options
+from fusedadam.contract.group_options import GroupOptions
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.launch import NO_AMP, Amp
+from fusedadam.engine.options import Flags, Options
 from fusedadam.engine.participant import Participant, StateDict
-from fusedadam.engine.plan import Plan, Replaced, States
+from fusedadam.engine.plan import Plan, Replaced, States, prepare_plan
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
 from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
@@ -47,13 +49,14 @@ class Targets(NamedTuple):
         return [param for params in self.params_by_group for param in params]
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step that is ready to run. It keeps its tensors alive until then."""
 
     plan: Plan
+    targets: Targets
     params: list[Tensor]
     tensors: Tensors
-    hyper_parameters: list[HyperParameters]
+    options: Options
     amp: Amp
 
 
@@ -71,25 +74,29 @@ class PlanKey(NamedTuple):
 class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
-    ``is_under_zero``: a ZeroRedundancyOptimizer has given other parameters of the model to other processes.
+    ``copies``: told of states that begin as copies of parameters. ``is_under_zero``: a ZeroRedundancyOptimizer has
+    given other parameters of the model to other processes.
     """
 
-    def __init__(self, optimizer: type[FusedOptimizer], is_under_zero: bool = False) -> None:
+    def __init__(self, optimizer: type[FusedOptimizer], copies: Copies, is_under_zero: bool = False) -> None:
         self.plan: Plan | None = None  # of the last step; None if the next one must make another
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
-        self._optimizer, self._is_under_zero = optimizer, is_under_zero
+        self._optimizer, self._copies, self._is_under_zero = optimizer, copies, is_under_zero
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
         self._plan_key: PlanKey | None = None  # of the last plan
         # the last plan that did the other thing: measured norms, or did not. Some loops ask for them every 100 steps
         self.other_plan: Plan | None = None
         self._other_key: PlanKey | None = None
-        self._key_of: tuple[list[object], PlanKey] | None = None  # of the last options
+        self._key_of: tuple[int, PlanKey] | None = None  # of the last options, by their structure
 
-    def prepare(self, targets: Targets, amp: Amp, measures_norms: bool = False) -> Prepared:
-        """Reads the options, then finds the plan or makes one. Everything is checked here; no parameter is written."""
-        params, options = targets.params, self.read(targets.groups)
+    def prepare(self, targets: Targets, options: Options, amp: Amp, measures_norms: bool = False) -> PreparedStep:
+        """Finds the plan or makes one. Everything is checked here; no parameter is written.
+
+        ``options``: as ``read`` has just read them.
+        """
+        params = targets.params
         key, captured = self._key(targets, options, amp, measures_norms), capturing()
         if self._plan_key is not None and self._plan_key.measures_norms != measures_norms:
             self._exchange_plans()
@@ -110,23 +117,30 @@ class Stepper:
                 if amp.grad_scale is not None:
                     plan.check_grads_can_be_unscaled(tensors)
                 self._keep(plan, captured)
-                return Prepared(plan, params, tensors, options.hyper_parameters, amp)
+                return PreparedStep(plan, targets, params, tensors, options, amp)
             plan = None
         raise RuntimeError(
             "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
             "them; stop it before the step, or share a lock with it"
         )
 
-    def run(self, prepared: Prepared) -> Tensor | None:
+    def run(self, prepared: PreparedStep) -> Tensor | None:
         """Takes the step, unless an infinity was found. Where only the device knows, the kernels ask. Returns whether
         one was found, here or elsewhere, if anyone has looked."""
-        plan, params, tensors, hyper_parameters, amp = prepared
+        plan, targets, params, tensors, options, amp = prepared
         if amp.found_inf is not None:
             found_inf = wrappers.found_anywhere(amp.found_inf, plan.meshes)
             if plan.is_hosted and found_inf.item() != 0:
                 return found_inf
             amp = amp._replace(found_inf=found_inf)
-        plan.run(params, tensors, self._step_counts, hyper_parameters, amp)
+        presences = plan.presences
+        lacking = [params[k] for presence in presences for k in presence.only_elsewhere()] if presences else []
+        if not lacking:
+            plan.run(params, tensors, self._step_counts, options, amp)
+            return amp.found_inf
+        with wrappers.zero_gradients(lacking):
+            plan, _, params, tensors, _, _ = self.prepare(targets, options, amp, plan.measures_norms)
+            plan.run(params, tensors, self._step_counts, options, amp)
         return amp.found_inf
 
     def forget_plans(self) -> None:
@@ -145,12 +159,12 @@ class Stepper:
         if self._key_of is not None:
             known, key = self._key_of
             same = key.measures_norms == measures_norms and key.sizes == sizes
-            if same and known == options.structures and (amp is NO_AMP or key.on_device):
+            if same and known == options.structure_revision and (amp is NO_AMP or key.on_device):
                 return key
         on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
         chosen = [group.get("backend") for group in targets.groups]
         key = PlanKey(on_device, sizes, chosen, options.flags, options.storages, measures_norms)
-        self._key_of = options.structures, key
+        self._key_of = options.structure_revision, key
         return key
 
     def read(self, groups: Sequence[Group]) -> Options:
@@ -229,7 +243,7 @@ class Stepper:
             for param in group_params:
                 grad = param.grad
                 if grad is not None or is_dtensor(param):
-                    complex_params.check(self._optimizer, group, param)  # options may have changed
+                    refusals.check_complex(self._optimizer, group, param)  # options may have changed
                     specialized = rule.specialize(chosen, param, (), norms)
                     if grad is not None or wrappers.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
@@ -245,9 +259,12 @@ class Stepper:
                         )
                 index += 1
         is_scaled = amp.grad_scale is not None
-        return Plan(rule, participants, params, targets.states, self._step_counts, key.on_device, is_scaled, norms)
+        states, counts = targets.states, self._step_counts
+        prepared = prepare_plan(rule, participants, params, states, counts, key.on_device, is_scaled)
+        return prepared.commit(states, counts, norms)
 
     def _new_state(
         self, param: Tensor, group: Group, formats: Mapping[str, str], role: str, before: StateDict
     ) -> StateDict:
-        return role_arrays.arrays_of(role, param, group, formats.get(role), self._optimizer.states, before)
+        self._copies.begin(role, param, before, self._optimizer.states)
+        return role_arrays.new_arrays(role, param, group, formats.get(role), self._optimizer.states, before)

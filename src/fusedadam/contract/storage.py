@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam.contract.declarations import Group, State
-from fusedadam.formats import BLOCK, FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Format
+from fusedadam.tensors.layout import BLOCK, is_row_major
 from fusedadam.tensors.shards import cuts_blocks
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def _not_eligible(param: Tensor, formats: Iterable[Format]) -> str | None:
         return None
     if getattr(param, "_fsdp_flattened", False):
         return "flattened by FullyShardedDataParallel"
-    if not param.is_contiguous():
+    if not is_row_major(param):
         return "not row-major"
     if not any(fmt.by_block for fmt in formats):
         return None

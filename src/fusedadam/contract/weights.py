@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fusedadam.contract import role_arrays, storage
+from fusedadam.contract import conversion, role_arrays, storage
 from fusedadam.formats import FORMATS
 from fusedadam.formats.tensors import store
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, memory_of, with_local
@@ -73,19 +73,22 @@ def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Loads float32 weights into a model, and the bits that do not fit into its own weights into the states."""
+    """Loads float32 weights into a model, and the bits that do not fit into its own weights into the states. If the
+    model refuses them, its weights and the states are as they were."""
     names = names_of(optimizer, model)
     group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
     targets = {memory_of(param): param for param in names if param in group_of}
-    entries = {name: targets.get(memory_of(e)) for name, e in model.state_dict().items() if isinstance(e, Tensor)}
+    entries = {name: e for name, e in model.state_dict().items() if isinstance(e, Tensor)}
     split: dict[Tensor, tuple[Tensor, Tensor]] = {}
-    sharded: dict[str, Tensor] = {}  # what the model's own method would refuse as whole tensors
+    given: Any = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):  # the versions of the modules
+        given._metadata = state_dict._metadata
     for name, value in state_dict.items():  # everything is made before anything is written
-        param = entries.get(name)
+        param = targets.get(memory_of(entries[name])) if name in entries else None
         if param is None or is_lazy(param) or not isinstance(value, Tensor) or value.shape != param.shape:
             continue  # the model's own method has its say about these
         if is_dtensor(param):
-            sharded[name] = value = distributed_like(value.detach(), param)
+            given[name] = value = distributed_like(value.detach(), param)  # the model would refuse a whole tensor
         formats = optimizer.storage_of(group_of[param], param).formats
         fmt = FORMATS[formats["param"]] if "param" in formats else None
         if fmt is not None and len(fmt.arrays) == 2:
@@ -94,41 +97,43 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
             high, low = (torch.empty_like(here, dtype=array.dtype) for array in fmt.arrays)
             store(fmt, [high, low], value)
             split[param] = high, with_local(param, low)
-    given: Any = OrderedDict(state_dict)
-    if hasattr(state_dict, "_metadata"):  # the versions of the modules
-        given._metadata = state_dict._metadata
-    given.update(sharded)
-    optimizer._is_untrained = optimizer._is_untrained or not optimizer.state
+            given[name] = entries[name]  # written below, if the model takes the rest
+    written = [t for t in (*model.parameters(), *model.buffers()) if t not in split and not is_lazy(t)]
+    before = [tensor.detach().clone() for tensor in written]
     try:
         model.load_state_dict(given)
-    finally:  # torch loads what fits, and only then refuses the rest
-        for param in targets.values():
-            optimizer.state.get(param, {}).pop(role_arrays.LOW, None)  # they were another weight's
-        for param, (high, low) in split.items():
-            local(param).copy_(high)
-            optimizer.state[param][role_arrays.LOW] = low
-            optimizer.state[param].setdefault("step", torch.zeros((), device="cpu"))
-        optimizer._stepper.forget_plans()
+    except BaseException:  # torch loads what fits, and only then refuses the rest
+        for tensor, old in zip(written, before, strict=True):
+            tensor.copy_(old)
+        raise
     for param in targets.values():
-        if param.requires_grad and not is_lazy(param):
-            _complete(optimizer, group_of[param], param)
+        optimizer.state.get(param, {}).pop(role_arrays.LOW, None)  # they were another weight's
+    for param, (high, low) in split.items():
+        local(param).copy_(high)
+        optimizer.state[param][role_arrays.LOW] = low
+    optimizer._stepper.forget_plans()
+    for param in targets.values():
+        if param in split or (param.requires_grad and not is_lazy(param)):
+            complete(optimizer, group_of[param], param)
 
 
-def _complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
-    """Makes the states that a parameter lacks, so that a state dict is complete before the first step."""
+def complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) -> None:
+    """Makes the states that a parameter lacks, so that a state dict is complete before the first step. Of one that is
+    not trained, only the step count."""
     state, roles = optimizer.state[param], optimizer.specialized(group, param).roles
     formats = optimizer.storage_of(group, param).formats
     state.setdefault("step", torch.zeros((), device="cpu"))
-    for role in roles:
+    for role in roles if param.requires_grad else ():
         if role in optimizer.states and role_arrays.kept_as(role, state, optimizer.states) is None:
-            state.update(role_arrays.arrays_of(role, param, group, formats.get(role), optimizer.states, state))
+            optimizer._copies.begin(role, param, state, optimizer.states)
+            state.update(role_arrays.new_arrays(role, param, group, formats.get(role), optimizer.states, state))
 
 
 def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
-    wide = {}
-    for key, state in state_dict["state"].items():
-        state = {name: role_arrays.from_state_dict(name, value) for name, value in state.items()}
+    wide, keys = dict(state_dict["state"]), conversion.keys_of_params(state_dict)
+    for key in wide.keys() & keys:
+        state = {name: role_arrays.from_state_dict(name, value) for name, value in wide[key].items()}
         kept = {name: value for name, value in state.items() if name != role_arrays.LOW}
         for role in states:
             fmt = role_arrays.kept_as(role, state, states)

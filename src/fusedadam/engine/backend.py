@@ -36,7 +36,7 @@ Kinds: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class ScalarLaunch(NamedTuple):
-    """Scalars that the device computes for some members of a table; see ``scalar_kernel.py`` for the tensors."""
+    """Scalars that the device computes for some members of a table; see ``device_scalars.py`` for the tensors."""
 
     table: LaunchTable
     program: ScalarProgram
@@ -77,8 +77,8 @@ class Backend(NamedTuple):
 
     ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
-    ``scalars``: kernels for scalars on the device; without them, torch operations compute them. ``join`` makes one
-    function of several that the others returned, or returns None; with True, for a step of scaled gradients.
+    ``scalars``: kernels for scalars on the device; a backend whose tables are on the host needs none. ``join`` makes
+    one function of several that the others returned, or returns None; with True, for a step of scaled gradients.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]

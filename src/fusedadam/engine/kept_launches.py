@@ -21,44 +21,42 @@ from torch import Tensor
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Slot, Snapshot
 from fusedadam.engine.geometry import Int64s
-from fusedadam.engine.launch import Launches
+from fusedadam.engine.launch import Launches, increment_versions
+from fusedadam.engine.member import Roles
+from fusedadam.engine.placed_launches import PlacedLaunches
 from fusedadam.tensors.layout import extent
 from fusedadam.tensors.transfer import current_streams
 
 OWNER = object()  # the snapshot knows tensors as the state of a parameter; this stands for it
 
 
-class KeptLaunches:
+class KeptLaunches(PlacedLaunches):
     """``tensors``: of the members of ``launches``, first all of the first role, then all of the second, and so on."""
 
     def __init__(self, launches: Launches, tensors: Sequence[Tensor], roles: Sequence[str]) -> None:
-        self.launches, count = launches, len(tensors) // len(roles)
-        self.outputs = list(dict.fromkeys(role for one in launches for role in one.table.specialized.outputs))
+        count = len(tensors) // len(roles)
         self._keys = [str(k) for k in range(len(tensors))]
-        slots = [Slot(-1, key, 0) for key in self._keys]
-        self._snapshot = Snapshot(slots, [], self._as_states(tensors))
+        snapshot = Snapshot([Slot(-1, key, 0) for key in self._keys], [], self._as_states(tensors))
+        slots_of = [{role: k * count + member for k, role in enumerate(roles)} for member in range(count)]
+        super().__init__(launches, snapshot, slots_of)
+        self.outputs = list(dict.fromkeys(role for one in launches for role in one.table.specialized.outputs))
         self._extents: Int64s = np.array([extent(tensor) for tensor in tensors], dtype=np.int64)
-        first = {role: k * count for k, role in enumerate(roles)}
-        self._address_slots = [
-            (table, np.array([first[name] + table.member_indices for name in table.arrays]))
-            for table in (launch.table for launch in launches)
-        ]
         self._devices = list(dict.fromkeys(tensor.device for tensor in tensors))
         self._streams = current_streams(self._devices)
-        self._to_place = False
+        self._have_moved = False
 
     def fit(self, tensors: Sequence[Any]) -> bool:
         """Whether these are like the tensors before: everything is the same, apart from addresses."""
-        answer, _ = self._snapshot.compare([], self._as_states(tensors))
-        self._to_place |= answer == MOVED
+        answer, _ = self.snapshot.compare([], self._as_states(tensors))
+        self._have_moved |= answer == MOVED
         return answer != CHANGED
 
     @property
     def may_share_memory(self) -> bool:
         """Whether some of the tensors that ``fit`` may share memory. Tensors that have not moved do not."""
-        if not self._to_place:
+        if not self._have_moved:
             return False
-        begins = self._snapshot.addresses
+        begins = self.snapshot.addresses
         order = begins.argsort()
         return bool(((begins + self._extents)[order[:-1]] > begins[order[1:]]).any())
 
@@ -66,12 +64,14 @@ class KeptLaunches:
     def is_for_this_stream(self) -> bool:
         return self._streams == current_streams(self._devices)
 
-    def place(self) -> None:
-        """Gives the addresses of the tensors to the launches."""
-        if self._to_place:
-            for table, slots in self._address_slots:
-                table.place(self._snapshot.addresses[slots])
-            self._to_place = False
+    def run(self, roles: Sequence[Roles], written: Sequence[Tensor]) -> None:
+        """Runs the launches on the tensors that ``fit``. ``roles``: as ``Launches.execute`` takes them; ``written``:
+        the tensors whose autograd version is incremented."""
+        if self._have_moved:
+            self.place()
+            self._have_moved = False
+        self.launches.execute(roles)
+        increment_versions(written)
 
     def _as_states(self, tensors: Sequence[Any]) -> dict[Any, Any]:
         return {OWNER: dict(zip(self._keys, tensors, strict=True))}

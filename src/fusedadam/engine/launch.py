@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedadam import checks
 from fusedadam.engine.backend import Action, Backend, Joined, SharedTerm, sum_across_devices
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch_table import LaunchTable
@@ -19,8 +20,8 @@ from fusedadam.tensors.layout import copy_with
 
 
 class Amp(NamedTuple):
-    """What torch.amp.GradScaler hands to a step, one float32 each: gradients are divided by the scale, and left so, as
-    torch's fused optimizers leave them; unless ``found_inf`` is 0 nothing is written."""
+    """What torch.amp.GradScaler hands to a step, one float32 each. Gradients are divided by ``grad_scale`` and stored
+    unscaled, as torch's fused optimizers do. If ``found_inf`` is given and not 0, the step writes nothing."""
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
@@ -89,6 +90,7 @@ class Launches:
     gradients are compiled later, by the first scaled step, before it writes anything."""
 
     def __init__(self, members: Sequence[Member]) -> None:
+        checks.new_tensors("param")
         by_key: dict[Any, list[int]] = {}
         for k, member in enumerate(members):
             by_key.setdefault(member.launch_key, []).append(k)
@@ -120,12 +122,9 @@ class Launches:
     def __len__(self) -> int:
         return len(self._all)
 
-    def execute(
-        self, roles: Sequence[Roles], written: Sequence[Tensor], amp: Amp = NO_AMP, count: Action = lambda: None
-    ) -> None:
-        """Runs all stages with the scalars that were set. ``roles`` are read only if ``needs_tensors``. ``written`` are
-        tensors whose autograd version is incremented. ``count`` is called when nothing can fail anymore, just before
-        the first write."""
+    def execute(self, roles: Sequence[Roles], amp: Amp = NO_AMP, count: Action = lambda: None) -> None:
+        """Runs all stages with the scalars that were set. ``roles`` are read only if ``needs_tensors``. ``count`` is
+        called when nothing can fail anymore, just before the first write."""
         self.set_amp(amp)
         runs = [launch.begin(roles) for launch in self._all]
         count()
@@ -140,8 +139,20 @@ class Launches:
         if self.needs_tensors:
             for launch, run in zip(self, runs, strict=True):
                 launch.end(run)
-        # as every in-place operation does, so that autograd refuses to go back through a graph that kept them
-        torch.autograd.graph.increment_version(written)
+
+    @property
+    def need_host_scalars(self) -> bool:
+        """Whether the scalars of some launch are not computed on its device."""
+        for launch in self._all:  # noqa: SIM110  faster than any()
+            if not launch.table.scalars_on_device:
+                return True
+        return False
+
+    @property
+    def amp_of_first(self) -> Amp:
+        """What the first launch has of a GradScaler, on its device."""
+        table = self._all[0].table
+        return Amp(table.grad_scale, table.found_inf)
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
         """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th member."""
@@ -204,6 +215,11 @@ class Launches:
             add_up = launches[0].backend.sum_across if one_home else sum_across_devices
             prepared.setdefault(summation.position, []).append(add_up(summation, list(term_lists.values())))
         return prepared
+
+
+def increment_versions(written: Sequence[Tensor]) -> None:
+    """As every in-place operation does, so that autograd refuses to go back through a graph that kept them."""
+    torch.autograd.graph.increment_version(written)
 
 
 def norm_of(launches: Launches, name: str) -> Tensor | None:

@@ -117,6 +117,11 @@ class LaunchTable(Geometry):
         count = 1 + max(buffer_of.values(), default=-1)
         return [torch.zeros(length, dtype=self._compute, device=self.home) for _ in range(count)]
 
+    def buffer_of(self, name: str) -> Tensor:
+        """Where a value by row, or by column, is kept, for all members."""
+        by_row, by_column = self.specialized.row_buffer_of, self.specialized.column_buffer_of
+        return self.row_buffers[by_row[name]] if name in by_row else self.column_buffers[by_column[name]]
+
     def _make_words(self, members: Sequence[Member]) -> None:
         unchanging = self._unchanging(members)
         names = [*self.scalars, *([STEP] if self.is_stochastic else []), *self.arrays, *unchanging]
@@ -137,9 +142,11 @@ class LaunchTable(Geometry):
             "_segments": self.segments["element"], "_row_segments": self.segments["row"], "_all_rows": self.all_rows,
         }  # fmt: skip
         wholes = [member.roles["param"] if member.whole is None else member.whole for member in members]
+        dtypes = [w.dtype if m.is_plain else torch.float32 for m, w in zip(members, wholes, strict=True)]
         for name in self.specialized.scalars:
             if name in PARAM_SCALARS:
-                table[name] = np.array([float(PARAM_SCALARS[name](whole)) for whole in wholes]).view(np.int64)
+                values = map(PARAM_SCALARS[name], wholes, dtypes)
+                table[name] = np.array([*values], dtype=np.float64).view(np.int64)
         if self.is_stochastic:
             table[SEED] = np.array([seed_word(member.seed) for member in members], dtype=np.int64)
             indices = np.array(self.index_maps, dtype=np.int64).reshape(len(members), -1)

@@ -54,6 +54,12 @@ class Member:
             for role in self.specialized.roles
         }
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parameter is kept in its own dtype alone, without low-order bits or noise."""
+        own = FORMAT_OF_DTYPE[self.roles["param"].dtype]
+        return self.chosen.get("param", own) == own
+
     @cached_property
     def index_map(self) -> IndexMap | None:
         """Where its elements are in the whole parameter; None if nothing is rounded stochastically."""

@@ -13,20 +13,12 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
-from fusedadam.formats import (
-    FORMAT_OF_DTYPE,
-    FORMATS,
-    Array,
-    block_shape,
-    compute_dtype,
-    loses_bits,
-    names_in,
-)
+from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, compute_dtype, loses_bits, names_in
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.complex_numbers import part_dtype, parts
-from fusedadam.tensors.factored import shape_in, with_local_in
-from fusedadam.tensors.layout import copy_with, has_strides, is_plain, row_major_strides
-from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks
+from fusedadam.tensors.factored import is_sharded_in, shape_in, with_local_in
+from fusedadam.tensors.layout import block_shape, copy_with, has_strides, is_plain, row_major_strides
+from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks, sharding_of
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -74,12 +66,20 @@ class Participant:
     def state_arrays(self) -> list[str]:
         return [name for name in self.arrays if name not in ("param", "grad")]
 
-    @property
-    def factored_shapes(self) -> dict[str, tuple[int, ...]]:
+    @cached_property
+    def smaller_shapes(self) -> dict[str, torch.Size]:
         """The local shapes of states that leave out dimensions."""
         spaces = self.specialized.rule.spaces
-        coarse = [role for role in self.specialized.roles if spaces[role] != "element"]
-        return {role: tuple(shape_in(spaces[role], local_shape(self.param))) for role in coarse}
+        smaller = [role for role in self.specialized.roles if spaces[role] != "element"]
+        return {role: shape_in(spaces[role], local_shape(self.param)) for role in smaller}
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether other processes have the same values of a state, computed from sums over all of their shards."""
+        spaces = [self.specialized.rule.spaces[role] for role in self.specialized.summed_states]
+        return sharding_of(self.param) is not None and not all(
+            is_sharded_in(by, self.param, self.param) for by in spaces
+        )
 
     @property
     def resolves_grad(self) -> bool:
@@ -154,6 +154,7 @@ def _check(participants: Sequence[Participant]) -> None:
         if not p.is_absent:
             checks.tensor("grad", p.grad, dtypes)
             checks.both_sharded("grad", p.grad, p.param)
+    checks.new_tensors("param")
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
@@ -182,13 +183,7 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
             here = local(state[name])
             by_block = array is not None and array.by == "block"
-            shape = (
-                block_shape(param.shape)
-                if by_block
-                else param.shape
-                if by == "element"
-                else shape_in(by, local_shape(p.param))
-            )
+            shape = block_shape(param.shape) if by_block else p.smaller_shapes.get(role, param.shape)
             wanted = row_major_strides(here) if by_block or by != "element" else strides
             is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:

@@ -1,15 +1,22 @@
 """Sums over sharded parameters: one all-reduce per round, for all parameters of a mesh.
 
-With Shard(0), each row is whole on one process and summed there; the processes exchange one number per parameter and
-sum. With Shard(1), rows are themselves sharded: the processes exchange one number per row and sum, at the row's place
-in the whole parameter, and then every process knows all rows. Of several replicas of a shard one contributes and the
-others send zeros, so that all processes of a mesh take part in the same all-reduce and get the same bits.
+Each round of a step that sums has three phases of communication:
 
-Factored states leave out a dimension, and sums for them are over it alone: the processes that share out a row exchange
-one number for each of their rows, and the processes that share out a column one for each of their columns.
+1. pack: each process copies its local sums to their places in one float64 buffer, which is zero elsewhere
+2. all-reduce: the buffers of all processes are added up (or their maximum is taken)
+3. unpack: each process copies the results that it needs back to where its kernels read them
 
-The layout of the buffer depends only on the parameters, not on which of them have a gradient on this process: a process
-without gradients sends zeros, and no process waits in vain.
+What is exchanged for a parameter of shape (1024, 64), on 4 processes:
+
+    Shard(0)  local (256, 64)   rows are whole, and summed where they are: 1 number for each sum
+    Shard(1)  local (1024, 16)  rows are sharded themselves: 1024 numbers, one at each row's place in the whole
+                                parameter, and then every process knows all rows
+    Shard(1), factored states   sums are over one dimension alone: the processes that share out a row exchange a number
+                                for each of their rows, those that share out a column one for each of their columns
+
+Of several replicas of a shard one contributes and the others send zeros, so that all processes of a mesh take part in
+the same all-reduce and get the same bits. The layout of the buffer depends only on the parameters, not on which of them
+have a gradient on this process: a process without gradients sends zeros, and no process waits in vain.
 """
 
 from __future__ import annotations
@@ -32,21 +39,16 @@ if TYPE_CHECKING:
 
 
 class ReducedValues(NamedTuple):
-    """Values to reduce: ``counts[k]`` of them for the table's k-th parameter, one parameter after the other.
-
-    ``read`` and ``write`` are indices into ``memory``: of the local values, and of the results. ``over``: the
-    dimensions of the mesh whose processes have terms of the same sums; None if all have. ``copies``: which value each
-    of ``write`` receives, if not one each.
-    """
+    """Values to reduce, one parameter after the other. Shapes are for two with 3 and 5 rows, summed by row."""
 
     table: LaunchTable
     name: str
-    memory: Tensor
-    counts: Int64s
-    read: Int64s
-    write: Int64s
-    over: tuple[int, ...] | None = None
-    copies: Int64s | None = None
+    memory: Tensor  # (8,), or larger: where the values are
+    counts: Int64s  # (2,): how many values each parameter has, [3, 5]
+    read: Int64s  # (8,): the places of the local values in ``memory``
+    write: Int64s  # (8,): the places of the results in ``memory``
+    over: tuple[int, ...] | None = None  # the dimensions of the mesh whose processes share the sums; None: all of them
+    copies: Int64s | None = None  # as ``write``: which value goes to each place, if not one to each
 
     def contributed(self) -> Int64s:
         """Which of the values this process contributes: none where another replica does, and only local rows."""
@@ -65,18 +67,19 @@ class ReducedValues(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Copies ``memory[read]`` to ``read_places`` of the buffer and, reduced, ``write_places`` to ``memory[write]``."""
+    """Phases 1 and 3 for one memory: ``buffer[read_places] = memory[read]``, and after the all-reduce
+    ``memory[write] = buffer[write_places]``. Shapes are for 8 values, of which this process contributes 3."""
 
-    memory: Tensor
-    read: Tensor
-    read_places: Tensor
-    write: Tensor
-    write_places: Tensor
+    memory: Tensor  # (8,), or larger
+    read: Tensor  # (3,), where ``memory`` is
+    read_places: Tensor  # (3,), where the buffer is
+    write: Tensor  # (8,), where ``memory`` is
+    write_places: Tensor  # (8,), where the buffer is
 
 
 class Reduction:
-    """One all-reduce over the processes of a mesh, after ``position``; or one for each of the mesh's dimensions
-    ``over`` which the sums are."""
+    """The three phases, after ``position``: one all-reduce over all processes of a mesh, or one after the other along
+    each of the mesh's dimensions ``over``."""
 
     def __init__(
         self, position: Position, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
@@ -110,17 +113,17 @@ class Reduction:
         import torch.distributed as dist
 
         sums = self._sums.zero_()
-        for exchange in self._exchanges:
+        for exchange in self._exchanges:  # 1. pack
             sums[exchange.read_places] = exchange.memory[exchange.read].to(sums.device, sums.dtype)
         buffer = sums if self._buffer is sums else self._buffer.copy_(sums)
-        for group in self._groups:
+        for group in self._groups:  # 2. all-reduce
             if self._largest:  # as integers: non-negative floats have the order of their bits, with NaN above infinity
                 dist.all_reduce(buffer.abs_().view(torch.int64), op=dist.ReduceOp.MAX, group=group)
             else:
                 dist.all_reduce(buffer, group=group)
         if buffer is not sums:
             sums.copy_(buffer)
-        for exchange in self._exchanges:
+        for exchange in self._exchanges:  # 3. unpack
             memory = exchange.memory
             memory[exchange.write] = sums[exchange.write_places].to(memory.device, memory.dtype)
 
@@ -149,9 +152,8 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
         mesh = values.table.mesh
         assert mesh is not None
         together = found.setdefault((position, largest, mesh, values.over), [])
-        if (
-            values.over is None and id(values.table) not in begun
-        ):  # its first reduction also counts the processes that have a gradient
+        # the first reduction of a table also counts the processes that have a gradient
+        if values.over is None and id(values.table) not in begun:
             begun.add(id(values.table))
             together.append(_by_tensor(values.table, HAS_GRAD, GRADS_ANYWHERE))
         together.append(values)
@@ -176,7 +178,7 @@ def _reduced_values(tables: Sequence[LaunchTable]) -> Iterator[tuple[Position, b
                 when = max(summation.position, Position(summation.position.round, Phase.ROW))
                 if table.splits_rows and summation.over == "row":
                     rows = np.arange(table.all_rows.sum())
-                    memory = table.row_buffers[table.specialized.row_buffer_of[summation.name]]
+                    memory = table.buffer_of(summation.name)
                     values = ReducedValues(table, summation.name, memory, table.all_rows, rows, rows)
                     yield when, summation.largest, values
                 elif table.mesh is not None and not table.splits_rows and summation.over == "tensor":
@@ -192,10 +194,7 @@ def _factored(table: LaunchTable, sums: Sequence[Sum]) -> Iterator[tuple[Positio
         over = {"row": in_row, "column": in_column, "matrix": in_column}.get(summation.over, ())
         if not over:
             continue
-        by_row = summation.space == "row"
-        buffers = table.row_buffers if by_row else table.column_buffers
-        buffer_of = table.specialized.row_buffer_of if by_row else table.specialized.column_buffer_of
-        memory, counts, copies = buffers[buffer_of[summation.name]], table.counts(summation.space), None
+        memory, counts, copies = table.buffer_of(summation.name), table.counts(summation.space), None
         read = write = np.arange(counts.sum())
         if summation.over == "matrix":  # each row has it, and one of them is enough
             per_member = zip(table.matrices.tolist(), table.heights.tolist(), strict=True)

@@ -37,6 +37,7 @@ what ``holds`` and ``is_for`` say decides for which states it may be chosen.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterable
 
 import torch
@@ -46,9 +47,8 @@ from fusedadam.formats.plain import BF16, F16, F32, F64
 from fusedadam.formats.slice8 import SLICE8, SLICE8_SIGNED
 from fusedadam.formats.split import SPLIT_8, SPLIT_16
 from fusedadam.formats.stochastic import BF16_STOCHASTIC
-from fusedadam.tensors.layout import BLOCK, block_shape
 
-__all__ = ["BLOCK", "FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix", "block_shape"]
+__all__ = ["FORMATS", "FORMAT_OF_DTYPE", "Array", "Format", "arrays_by_suffix"]
 __all__ += ["compute_dtype", "loses_bits", "names", "names_in", "nearest", "register"]
 
 FORMATS: dict[str, Format] = {}
@@ -68,8 +68,13 @@ FORMAT_OF_DTYPE: dict[torch.dtype, str] = {fmt.arrays[0].dtype: fmt.name for fmt
 
 def arrays_by_suffix() -> dict[str, list[Array]]:
     """The suffixes of all formats' arrays, and what kinds of arrays have them."""
+    return _arrays_by_suffix(tuple(FORMATS))
+
+
+@functools.cache  # asked several times for every parameter
+def _arrays_by_suffix(formats: tuple[str, ...]) -> dict[str, list[Array]]:
     found: dict[str, list[Array]] = {}
-    for array in dict.fromkeys(array for fmt in FORMATS.values() for array in fmt.arrays):
+    for array in dict.fromkeys(array for name in formats for array in FORMATS[name].arrays):
         found.setdefault(array.suffix, []).append(array)
     return found
 

@@ -1,6 +1,6 @@
 """The codecs of storage formats as source text: checked and rewritten like rules, for a backend to bind its ops to.
 
-``formats/__init__.py`` says what a codec may say. Names here begin with ``_``, which a rule's own names never do.
+``formats/__init__.py`` says what a codec may contain. Names here begin with ``_``, which a rule's own names never do.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType
 from typing import Any
 
 from fusedadam.formats import FORMATS, Format, loses_bits
 from fusedadam.formats.format import OPS
 from fusedadam.formats.noise import HALF, mixed, multiplier, step_key
 from fusedadam.formats.plain import round_to_odd
-from fusedadam.rules.lowering import Function, Helper, Lowering, call, define
+from fusedadam.rules.function import Function
+from fusedadam.rules.lowering import Helpers, Lowering, call, define
 from fusedadam.rules.stages import Stage
 
 OPERATORS: dict[type[ast.operator], str] = {
@@ -130,7 +130,7 @@ def _codec_functions(
     formats: tuple[Format, ...], backend: str, compute: str, lowering: type[Lowering], sole_format: Format | None,
     is_stochastic: bool,
 ) -> list[str]:  # fmt: skip
-    helpers: dict[FunctionType, Helper] = {}
+    helpers: Helpers = {}
     texts = []
     wide = compute == "f64"
     if any(fmt.rounds for fmt in formats) and wide:
@@ -153,7 +153,7 @@ def _codec_functions(
 
 
 def _lowered(
-    name: str, function: Callable[..., Any] | None, lowering: type[Lowering], helpers: dict[FunctionType, Helper],
+    name: str, function: Callable[..., Any] | None, lowering: type[Lowering], helpers: Helpers,
     before: str | None = None, after: str | None = None
 ) -> str:  # fmt: skip
     """``before`` is called on the argument, ``after`` on the result."""

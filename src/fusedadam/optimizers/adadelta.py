@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.contract.common_options import Ours, Unpack, takes
+from fusedadam.contract.declarations import OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import sqrt
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -26,16 +25,12 @@ def adadelta_scalars(
     }
 
 
-@rule(scalars=adadelta_scalars, reports=("grad_norm",))
+@rule(scalars=adadelta_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def adadelta(
     param: Value, grad: Value, square_avg: Value, acc_delta: Value, *,
     lr: Scalar, rho: Scalar, rhoc: Scalar, eps: Scalar, weight_decay: Scalar, max_grad_norm: Scalar,
     maximize: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     grad = grad + weight_decay * param
     square_avg = rho * square_avg + rhoc * grad * grad
     delta = sqrt(acc_delta + eps) / sqrt(square_avg + eps) * grad
@@ -75,15 +70,14 @@ class Adadelta(FusedOptimizer):
     options = OPTIONS | {"rho": checks.fraction, "eps": checks.number}
 
     # fmt: off
+    @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         foreach: bool | None = None, *, capturable: bool = False, maximize: bool = False, differentiable: bool = False,
-        fused: bool | None = None, max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
     ) -> None:
         super().__init__(
             params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach, capturable=capturable,
-            maximize=maximize, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
-            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            maximize=maximize, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm, **common,
         )
     # fmt: on

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import Common, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import divide, maximum, minimum, power, sqrt, sum_last, sum_second_last, tensor_sum
 from fusedadam.rules.rule import ColumnValue, Flag, RowValue, Scalar, Value, Values, rule
 
@@ -32,17 +31,13 @@ def root_mean_square(x: Value, numel: Scalar) -> Value:
     return sqrt(tensor_sum(x * x) / numel)
 
 
-@rule(scalars=adafactor_scalars, reports=("grad_norm",))
+@rule(scalars=adafactor_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def adafactor(
     param: Value, grad: Value, row_var: RowValue, col_var: ColumnValue, variance: Value, *,
     beta2c: Scalar, rho: Scalar, decay: Scalar, eps1: Scalar, eps2: Scalar, d: Scalar, max_grad_norm: Scalar,
     dtype_eps: Scalar, numel: Scalar, last_length: Scalar, second_last_length: Scalar,
     maximize: Flag, clipped: Flag, own_eps: Flag, matrix: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     eps = eps1 if own_eps else dtype_eps
     if matrix:
         row_var = row_var + beta2c * (sum_last(grad * grad) / last_length - row_var)
@@ -84,8 +79,8 @@ class Adafactor(FusedOptimizer):
         params: parameters, or groups
         lr: the largest relative step :math:`\eta`
         beta2_decay: :math:`\tau`, negative: how the average becomes longer
-        eps: :math:`\epsilon_1`, None for the smallest relative difference of the parameter's dtype, and
-            :math:`\epsilon_2`, the least scale of a parameter
+        eps: :math:`\epsilon_1`, None for the smallest relative difference of the parameter's dtype (of float32 where
+            ``storage`` keeps a bfloat16 weight with more bits), and :math:`\epsilon_2`, the least scale of a parameter
         d: the largest root mean square of an update
         weight_decay: :math:`\lambda`, decoupled
         foreach, maximize: as for :class:`AdamW`
@@ -113,18 +108,13 @@ class Adafactor(FusedOptimizer):
     }  # fmt: skip
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3), d: float = 1.0, weight_decay: float = 0.0, *,
-        foreach: bool | None = None, maximize: bool = False, max_grad_norm: float | None = None,
-        peak_lr: float | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        peak_lr: float | None = None, **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            params, lr=lr, beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach,
-            maximize=maximize, max_grad_norm=max_grad_norm, peak_lr=peak_lr, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            params, lr=lr, beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, peak_lr=peak_lr, **common
         )
     # fmt: on

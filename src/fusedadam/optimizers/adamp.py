@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import Common, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
-from fusedadam.rules.ops import abs, divide, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
+from fusedadam.rules.ops import abs, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 PROJECTIONS = ("none", "layer", "channel")
@@ -27,7 +26,7 @@ def adamp_scalars(
 ) -> dict[str, Any]:
     return {
         "beta1": beta1, "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps, "delta": delta,
-        "step_size": divide(lr, 1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step), "max_grad_norm": max_grad_norm,
+        "step_size": lr / (1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step), "max_grad_norm": max_grad_norm,
         "decay": 1 - lr * weight_decay, "projected_decay": 1 - lr * weight_decay * wd_ratio,
     }
 
@@ -42,22 +41,18 @@ def along(pu: Value, pp: Value, eps: Scalar) -> Value:
     return pu / (norm * norm)
 
 
-@rule(scalars=adamp_scalars, reports=("grad_norm", "projection"))
+@rule(scalars=adamp_scalars, reports=("grad_norm", "projection"), opening=maximized_and_clipped)
 def adamp(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, *,
     beta1: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, eps: Scalar, delta: Scalar, step_size: Scalar,
     debias2: Scalar, max_grad_norm: Scalar, decay: Scalar, projected_decay: Scalar, row_length: Scalar, numel: Scalar,
     nesterov: Flag, maximize: Flag, clipped: Flag, matrix: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
     momentum = beta1 * exp_avg + beta1c * grad if nesterov else exp_avg
     update = momentum / (sqrt(exp_avg_sq) * debias2 + eps)
-    if matrix:
+    if matrix:  # p: param, g: grad, u: update
         pp, gg, pg, pu = row_sum(param * param), row_sum(grad * grad), row_sum(param * grad), row_sum(param * update)
         too_radial = tensor_sum(where(cosine(pg, pp, gg, eps) < delta / sqrt(row_length), 0.0, 1.0))
         channel = too_radial == 0
@@ -85,8 +80,8 @@ class AdamP(FusedOptimizer):
         \quad \text{where} \quad
         \cos(p, g) = \frac{|p \cdot g|}{\lVert p \rVert \lVert g \rVert} < \frac{\delta}{\sqrt{n}}
 
-    first by channel (for each row of dimension 0, if all rows pass the test, :math:`n` being the row's length), else
-    by layer (the whole parameter as one row), else not at all. Parameters of fewer than two dimensions are never
+    first by channel (each slice ``p[i]`` by itself, if all of them pass the test, :math:`n` being the elements of a
+    slice), else by layer (the whole parameter), else not at all. Parameters of fewer than two dimensions are never
     projected. Where a parameter was projected, weight decay is multiplied by ``wd_ratio``.
 
     Args:
@@ -116,19 +111,15 @@ class AdamP(FusedOptimizer):
     derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
-        max_grad_norm: float | None = None, peak_lr: float | None = None, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        peak_lr: float | None = None, **common: Unpack[Common],
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
-            nesterov=nesterov, max_grad_norm=max_grad_norm, peak_lr=peak_lr, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            nesterov=nesterov, peak_lr=peak_lr, **common,
         )
     # fmt: on
 

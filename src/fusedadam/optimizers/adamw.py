@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
-from fusedadam.rules.ops import divide, maximum, sqrt
+from fusedadam.contract.common_options import Common, Unpack, takes
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.rules.clipping import maximized_and_clipped
+from fusedadam.rules.ops import maximum, sqrt
 from fusedadam.rules.restraint import agreement, surprise
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -33,21 +33,17 @@ def scalars_of_powers(
     return {
         "decay": 1 - lr * weight_decay, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm,
         "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": divide(lr, 1 - power1), "debias2": 1 / sqrt(1 - power2),
+        "step_size": lr / (1 - power1), "debias2": 1 / sqrt(1 - power2),
     }
 
 
-@rule(scalars=adam_scalars, reports=("grad_norm",))
+@rule(scalars=adam_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def adam(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, max_exp_avg_sq: Value, *,
     decay: Scalar, weight_decay: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, step_size: Scalar,
     debias2: Scalar, eps: Scalar, max_grad_norm: Scalar, numel: Scalar,
     amsgrad: Flag, maximize: Flag, decoupled: Flag, clipped: Flag, cautious: Flag, update_clipping: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if decoupled:
         decayed = param * decay
     else:
@@ -70,7 +66,9 @@ def adam(
 # fmt: on
 
 
-ADAM_OPTIONS = OPTIONS | {"betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean}
+ADAM_OPTIONS = OPTIONS | {
+    "betas": checks.betas, "eps": checks.number, "amsgrad": checks.boolean, "decoupled_weight_decay": checks.boolean
+}  # fmt: skip
 
 
 class AdamW(FusedOptimizer):
@@ -102,6 +100,7 @@ class AdamW(FusedOptimizer):
         capturable: keep step counts and scalars on the device, so that a step can be captured in a CUDA graph (take one
             step before the capture); ``lr`` may then be a tensor on the device, and change between replays
         differentiable: not supported
+        decoupled_weight_decay: False makes weight decay an L2 penalty, as Adam's; an option of groups in torch
         state_dtype: dtype of the moments; None means each parameter's own
         storage: the format of weights and states: ``"exact"``, ``"16bit"``, ``"8bit"``, a format for each role
             (``{"exp_avg_sq": "slice8"}``), or None for ``state_dtype``; the page Less memory (docs/less-memory.md) says
@@ -127,26 +126,26 @@ class AdamW(FusedOptimizer):
         "max_exp_avg_sq": State(signed=False, maximum_of="exp_avg_sq"),
     }
     options = ADAM_OPTIONS | PEAK_LR | {"cautious": checks.boolean, "update_clipping": checks.boolean}
-    derived = DERIVED | RELATIVE_TO_LR
-    fixed = {"decoupled": True}
+    derived = DERIVED | RELATIVE_TO_LR | {"decoupled": lambda group: group.get("decoupled_weight_decay", True)}
+    kept = (*FusedOptimizer.kept, "decoupled_weight_decay")
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, *, max_grad_norm: float | None = None,
-        peak_lr: float | None = None, maximize: bool = False, cautious: bool = False, update_clipping: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, peak_lr: float | None = None, cautious: bool = False,
+        update_clipping: bool = False, decoupled_weight_decay: bool = True, **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-            max_grad_norm=max_grad_norm, peak_lr=peak_lr, maximize=maximize, cautious=cautious,
-            update_clipping=update_clipping, foreach=foreach, capturable=capturable, differentiable=differentiable,
-            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
-            backend=backend,
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, peak_lr=peak_lr,
+            cautious=cautious, update_clipping=update_clipping, decoupled_weight_decay=decoupled_weight_decay, **common,
         )
     # fmt: on
+
+    @classmethod
+    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
+        super().check(group, names)
+        check_is_decoupled(cls, group)
 
 
 class Adam(AdamW):
@@ -159,8 +158,9 @@ class Adam(AdamW):
 
     Args:
         params, lr, betas, eps, amsgrad, max_grad_norm, maximize: as for :class:`AdamW`
-        weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
+        weight_decay: :math:`\lambda`, an L2 penalty that is added to the gradient after clipping, or decoupled
         foreach, fused, capturable, differentiable: as for :class:`AdamW`
+        decoupled_weight_decay: weights decay by themselves, as AdamW's
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
@@ -170,21 +170,20 @@ class Adam(AdamW):
         >>> optimizer.step()
     """
 
-    options, derived = ADAM_OPTIONS, DERIVED
-    fixed = {"decoupled": False, "cautious": False, "update_clipping": False}
+    options = ADAM_OPTIONS
+    derived = DERIVED | {"decoupled": lambda group: group.get("decoupled_weight_decay", False)}
+    fixed = {"cautious": False, "update_clipping": False}
+    kept = FusedOptimizer.kept
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0, amsgrad: bool = False, *, max_grad_norm: float | None = None, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        weight_decay: float = 0, amsgrad: bool = False, *, decoupled_weight_decay: bool = False,
+        **common: Unpack[Common],
     ) -> None:
         FusedOptimizer.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            decoupled_weight_decay=decoupled_weight_decay, **common,
         )
     # fmt: on

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import OursAndTorchs, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
-from fusedadam.rules.ops import divide, sqrt, where
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
+from fusedadam.rules.ops import sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 
@@ -24,25 +23,21 @@ def adan_scalars(
     max_grad_norm: Scalar,
 ) -> dict[str, Any]:
     return {
-        "decay": 1 - lr * weight_decay, "shrink": divide(1.0, 1 + lr * weight_decay), "max_grad_norm": max_grad_norm,
+        "decay": 1 - lr * weight_decay, "shrink": 1 / (1 + lr * weight_decay), "max_grad_norm": max_grad_norm,
         "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "beta3": beta3, "beta3c": 1 - beta3, "eps": eps,
-        "step_size": divide(lr, 1 - beta1**step), "step_size_diff": divide(lr * beta2, 1 - beta2**step),
+        "step_size": lr / (1 - beta1**step), "step_size_diff": lr * beta2 / (1 - beta2**step),
         "debias3": 1 / sqrt(1 - beta3**step),
         "has_previous": where(step == 1, 0.0, 1.0),  # the first difference is 0
     }
 
 
-@rule(scalars=adan_scalars, reports=("grad_norm",))
+@rule(scalars=adan_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def adan(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, exp_avg_diff: Value, neg_pre_grad: Value, *,
     decay: Scalar, shrink: Scalar, beta1c: Scalar, beta2: Scalar, beta2c: Scalar, beta3: Scalar, beta3c: Scalar,
     eps: Scalar, step_size: Scalar, step_size_diff: Scalar, debias3: Scalar, has_previous: Scalar,
     max_grad_norm: Scalar, no_prox: Flag, maximize: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     diff = where(has_previous > 0, grad + neg_pre_grad, 0.0)
     ahead = grad + beta2 * diff
     exp_avg = exp_avg + beta1c * (grad - exp_avg)
@@ -98,17 +93,14 @@ class Adan(FusedOptimizer):
     derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
+    @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
-        peak_lr: float | None = None, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
-        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        peak_lr: float | None = None, maximize: bool = False, **common: Unpack[OursAndTorchs],
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm,
-            no_prox=no_prox, peak_lr=peak_lr, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            no_prox=no_prox, peak_lr=peak_lr, maximize=maximize, **common,
         )
     # fmt: on

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.contract.storage import Storage
+from fusedadam.contract.common_options import OursAndTorchs, Unpack, takes
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.rules.clipping import clip_factor, clipped_by_norm, group_norm, tensor_norm
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -114,19 +113,16 @@ class BertAdam(FusedOptimizer):
     also_called = {"next_m": "exp_avg", "next_v": "exp_avg_sq"}  # NVIDIA's
 
     # fmt: off
+    @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, warmup: float = -1, t_total: int = -1,
         schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: Backend | None = None,
+        maximize: bool = False, **common: Unpack[OursAndTorchs],
     ) -> None:
         super().__init__(
             params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
-            weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage,
-            seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, **common,
         )
     # fmt: on
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fusedadam import checks
 from fusedadam.contract import role_arrays, weights, wrappers
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import OursAndTorchs, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.contract.storage import Storage
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -98,19 +98,17 @@ class EmaAdamW(FusedOptimizer):
     derived = DERIVED | RELATIVE_TO_LR
 
     # fmt: off
+    @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | None = None, max_grad_norm: float | None = None,
-        peak_lr: float | None = None, foreach: bool | None = None, capturable: bool = False,
-        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        peak_lr: float | None = None, **common: Unpack[OursAndTorchs],
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
             decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
-            peak_lr=peak_lr, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
-            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            peak_lr=peak_lr, **common,
         )
     # fmt: on
 
@@ -130,7 +128,7 @@ class EmaAdamW(FusedOptimizer):
         """
         wrappers.check_has_all_averages(self)
         self._refresh_copies()
-        averaged = [(param, self._average(param)) for param, state in self.state.items() if "ema_params" in state]
+        averaged = [(param, self._average(param)) for param, state in self._states_of_params() if "ema_params" in state]
         sharded = wrappers.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
         outer, is_back = self._no_steps, False

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State, clips
-from fusedadam.contract.storage import Storage
+from fusedadam.contract.common_options import Common, Unpack, takes
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State, clips
 from fusedadam.rules.clipping import clip_factor, tensor_norm, total_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -99,20 +98,15 @@ class Lamb(FusedOptimizer):
     }
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
         weight_decay: float = 0.01, *, bias_correction: bool = True, max_weight_norm: float | None = None,
-        adam: bool = False, use_global_grad_norm: bool = False, max_grad_norm: float | None = None,
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0,
-        skip_nonfinite: bool = False, backend: Backend | None = None,
+        adam: bool = False, use_global_grad_norm: bool = False, **common: Unpack[Common],
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm, adam=adam, use_global_grad_norm=use_global_grad_norm,
-            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            max_weight_norm=max_weight_norm, adam=adam, use_global_grad_norm=use_global_grad_norm, **common,
         )
     # fmt: on
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import Common, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import sign
 from fusedadam.rules.restraint import agreement
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -28,16 +27,12 @@ def lion_scalars(
     }
 
 
-@rule(scalars=lion_scalars, reports=("grad_norm",))
+@rule(scalars=lion_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def lion(
     param: Value, grad: Value, exp_avg: Value, *,
     lr: Scalar, decay: Scalar, beta1c: Scalar, beta2c: Scalar, max_grad_norm: Scalar, numel: Scalar,
     maximize: Flag, clipped: Flag, cautious: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     update = sign(exp_avg + beta1c * (grad - exp_avg))
     if cautious:
         update = update * agreement(update, grad, numel)
@@ -77,17 +72,12 @@ class Lion(FusedOptimizer):
     step_if_uncounted = 1.0  # other packages keep no count, and nothing depends on it
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0, *, max_grad_norm: float | None = None, peak_lr: float | None = None,
-        maximize: bool = False, cautious: bool = False, foreach: bool | None = None, capturable: bool = False,
-        differentiable: bool = False, fused: bool | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        weight_decay: float = 0.0, *, peak_lr: float | None = None, cautious: bool = False, **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm, peak_lr=peak_lr,
-            maximize=maximize, cautious=cautious, foreach=foreach, capturable=capturable, differentiable=differentiable,
-            fused=fused, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
-            backend=backend,
+            params, lr=lr, betas=betas, weight_decay=weight_decay, peak_lr=peak_lr, cautious=cautious, **common
         )
     # fmt: on

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.common_options import Ours, Unpack, takes
 from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
-from fusedadam.rules.ops import sqrt
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.rules.clipping import maximized_and_clipped
+from fusedadam.rules.ops import power, sqrt
 from fusedadam.rules.rule import Flag, Scalar, TensorValue, Value, Values, rule
 
 
@@ -30,16 +29,12 @@ def nadam_scalars(
     }
 
 
-@rule(scalars=nadam_scalars, reports=("grad_norm",))
+@rule(scalars=nadam_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def nadam(
     param: Value, grad: Value, exp_avg: Value, exp_avg_sq: Value, mu_product: TensorValue, *,
     decay: Scalar, weight_decay: Scalar, lr: Scalar, mu: Scalar, mu_next: Scalar, beta1c: Scalar, beta2: Scalar,
     beta2c: Scalar, debias2: Scalar, eps: Scalar, max_grad_norm: Scalar, maximize: Flag, decoupled: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if decoupled:
         param = param * decay
     else:
@@ -95,22 +90,21 @@ class NAdam(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | RELATIVE_TO_LR | {
         "decoupled": lambda group: group["decoupled_weight_decay"],
-        "anneal": lambda group: 0.96 ** float(group["momentum_decay"]),
+        "anneal": lambda group: power(0.96, float(group["momentum_decay"])),
     }  # fmt: skip
 
     # fmt: off
+    @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-        max_grad_norm: float | None = None, peak_lr: float | None = None, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        max_grad_norm: float | None = None, peak_lr: float | None = None, **common: Unpack[Ours],
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
             decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, max_grad_norm=max_grad_norm, peak_lr=peak_lr, state_dtype=state_dtype,
-            storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            differentiable=differentiable, max_grad_norm=max_grad_norm, peak_lr=peak_lr, **common,
         )
     # fmt: on
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.contract.common_options import Common, Ours, Unpack, takes
+from fusedadam.contract.declarations import OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -28,17 +27,13 @@ def rmsprop_scalars(
     }
 
 
-@rule(scalars=rmsprop_scalars, reports=("grad_norm",))
+@rule(scalars=rmsprop_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def rmsprop(
     param: Value, grad: Value, square_avg: Value, grad_avg: Value, momentum_buffer: Value, *,
     alpha: Scalar, alphac: Scalar, eps: Scalar, momentum: Scalar, weight_decay: Scalar, decay: Scalar,
     lr_before: Scalar, lr_after: Scalar, max_grad_norm: Scalar, centered: Flag, with_momentum: Flag,
     eps_in_root: Flag, decoupled_decay: Flag, maximize: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     if decoupled_decay:
         param = param * decay
     else:
@@ -98,18 +93,17 @@ class RMSprop(FusedOptimizer):
     fixed = {"eps_in_root": False, "decoupled_decay": False, "lr_in_momentum": False}
 
     # fmt: off
+    @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
-        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *, fused: bool | None = None,
-        max_grad_norm: float | None = None, state_dtype: torch.dtype | None = None, storage: Storage = None,
-        seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *,
+        fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
             capturable=capturable, foreach=foreach, maximize=maximize, differentiable=differentiable, fused=fused,
-            max_grad_norm=max_grad_norm, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend,
+            max_grad_norm=max_grad_norm, **common,
         )
     # fmt: on
 
@@ -147,18 +141,14 @@ class RMSpropTF(FusedOptimizer):
     fixed = {"eps_in_root": True}
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.9, eps: float = 1e-10,
         weight_decay: float = 0, momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False,
-        lr_in_momentum: bool = True, *, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
-        differentiable: bool = False, fused: bool | None = None, max_grad_norm: float | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        lr_in_momentum: bool = True, **common: Unpack[Common],
     ) -> None:
         super().__init__(
             params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
-            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
-            state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite, backend=backend,
+            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum, **common,
         )
     # fmt: on

@@ -10,10 +10,10 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract import role_arrays, wrappers
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Backend, Group, State
-from fusedadam.contract.storage import Storage
+from fusedadam.contract.common_options import Common, Unpack, takes
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.formats.tensors import split_of, store
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import divide, minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from fusedadam.tensors.shards import local
@@ -36,16 +36,12 @@ def schedule_free_scalars(
     }
 
 
-@rule(scalars=schedule_free_scalars, reports=("grad_norm",))
+@rule(scalars=schedule_free_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def schedule_free(
     param: Value, grad: Value, z: Value, exp_avg_sq: Value, *,
     lr: Scalar, share: Scalar, forward: Scalar, beta2: Scalar, beta2c: Scalar, debias2: Scalar, eps: Scalar,
     weight_decay: Scalar, max_grad_norm: Scalar, maximize: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     exp_avg_sq = beta2 * exp_avg_sq + beta2c * grad * grad
     update = grad / (sqrt(exp_avg_sq) * debias2 + eps) + weight_decay * param
     param = param + share * (z - param) - forward * update
@@ -101,18 +97,14 @@ class ScheduleFreeAdamW(FusedOptimizer):
     derived = DERIVED | {"warmup": lambda group: max(1, group["warmup_steps"])}
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, warmup_steps: int = 0, *, max_grad_norm: float | None = None, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        state_dtype: torch.dtype | None = None, storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False,
-        backend: Backend | None = None,
+        weight_decay: float = 0.0, warmup_steps: int = 0, **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,
-            max_grad_norm=max_grad_norm, maximize=maximize, foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused, state_dtype=state_dtype, storage=storage, seed=seed,
-            skip_nonfinite=skip_nonfinite, backend=backend, train_mode=True,
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps, train_mode=True,
+            **common,
         )
         self._trained = {}
     # fmt: on

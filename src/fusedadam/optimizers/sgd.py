@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
-from fusedadam.contract.declarations import OPTIONS, Backend, State
-from fusedadam.contract.storage import Storage
-from fusedadam.rules.clipping import clipped_by_norm
+from fusedadam.contract.common_options import Common, Unpack, takes
+from fusedadam.contract.declarations import OPTIONS, State
+from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
@@ -26,16 +25,12 @@ def sgd_scalars(
     }
 
 
-@rule(scalars=sgd_scalars, reports=("grad_norm",))
+@rule(scalars=sgd_scalars, reports=("grad_norm",), opening=maximized_and_clipped)
 def sgd(
     param: Value, grad: Value, momentum_buffer: Value, *,
     lr: Scalar, momentum: Scalar, undampened: Scalar, weight_decay: Scalar, max_grad_norm: Scalar,
     with_momentum: Flag, nesterov: Flag, maximize: Flag, clipped: Flag,
 ) -> Values:
-    if maximize:
-        grad = -grad
-    if clipped:
-        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
     grad = grad + weight_decay * param
     if with_momentum:
         momentum_buffer = momentum * momentum_buffer + undampened * grad
@@ -80,12 +75,10 @@ class SGD(FusedOptimizer):
     step_if_uncounted = 1.0  # torch's has no count; if there is a buffer, the first step has been taken
 
     # fmt: off
+    @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, momentum: float = 0, dampening: float = 0,
-        weight_decay: float | Tensor = 0, nesterov: bool = False, *, maximize: bool = False,
-        foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None,
-        max_grad_norm: float | None = None, capturable: bool = False, state_dtype: torch.dtype | None = None,
-        storage: Storage = None, seed: int = 0, skip_nonfinite: bool = False, backend: Backend | None = None,
+        weight_decay: float | Tensor = 0, nesterov: bool = False, **common: Unpack[Common],
     ) -> None:
         # here alone, as in torch: later, a schedule may take momentum to 0 and back
         if nesterov and (checks.number("momentum", momentum) == 0 or checks.finite("dampening", dampening) != 0):
@@ -95,8 +88,6 @@ class SGD(FusedOptimizer):
             )
         super().__init__(
             params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm,
-            capturable=capturable, state_dtype=state_dtype, storage=storage, seed=seed, skip_nonfinite=skip_nonfinite,
-            backend=backend,
+            **common,
         )
     # fmt: on

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fusedadam.rules.ops import group_sum, minimum, sqrt, tensor_sum, total
-from fusedadam.rules.rule import Scalar, Value, Values
+
+if TYPE_CHECKING:
+    from fusedadam.rules.rule import Flag, Scalar, Value, Values
 
 
 def clip_factor(norm: Value, max_norm: Scalar) -> Value:
@@ -30,3 +34,13 @@ def clipped_by_norm(grad: Value, max_norm: Scalar) -> Values:
     """The clipped gradient, and the norm of all gradients before clipping."""
     norm = total_norm(grad)
     return grad * clip_factor(norm, max_norm), norm
+
+
+def maximized_and_clipped(grad: Value, max_grad_norm: Scalar, maximize: Flag, clipped: Flag) -> Value:
+    """An opening of rules, ``@rule(..., opening=maximized_and_clipped)``: the gradient to descend, clipped to
+    ``max_grad_norm``. ``grad_norm``, the norm before, may be reported."""
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad, grad_norm = clipped_by_norm(grad, max_grad_norm)
+    return grad

@@ -11,20 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from array import array
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fusedadam.rules.ops import divide
-from fusedadam.rules.tracing import OnDevice
-from fusedadam.tensors.transfer import keep_for_graph, sent
-
-# The bit at which each digit of a step count begins, and how many values the digit has. On a device the first two are
-# looked up together, and so are the last two.
+# The bit at which each digit of a step count begins, and how many values the digit has.
 SHIFTS, SIZES = (0, 6, 12, 18), (64, 64, 64, 128)
 LAST = (1 << 25) - 1  # later steps get the power of this one; counts in float32 end at 2**24
 PRECISION = 128  # bits after the binary point
@@ -87,70 +79,3 @@ class Count(float):
 
     def __rpow__(self, base: float, _: None = None) -> float:
         return recent_powers(float(base)).power(min(int(self), LAST))
-
-
-Pair: TypeAlias = tuple[Tensor, Tensor]  # products of the factors of the first two digits, and of the last two
-
-
-class PowerTables:
-    """The tables on one device, for one stream or graph. Only tables that the last step used are kept."""
-
-    def __init__(self) -> None:
-        self._kept: dict[float, Pair] = {}
-        self._used: dict[float, Pair] = {}
-
-    def of(self, base: float, device: torch.device) -> Pair:
-        if base not in self._used:
-            known = self._kept.get(base)
-            self._used[base] = _pair(sent(recent_powers(base).table, device)) if known is None else known
-        return self._used[base]
-
-    def end_step(self) -> None:
-        self._kept, self._used = self._used, {}
-
-    def __len__(self) -> int:
-        return len(self._kept.keys() | self._used.keys())
-
-
-def _pair(table: Tensor) -> Pair:
-    a, b, c, d = table.split(list(SIZES))
-    return keep_for_graph((b[:, None] * a).view(-1)), keep_for_graph((d[:, None] * c).view(-1))
-
-
-class DeviceCount(OnDevice):
-    """Step counts on a device, one for each parameter, in float64."""
-
-    def __init__(self, numbers: Tensor, tables: PowerTables) -> None:
-        self.numbers, self._tables = numbers, tables
-
-    def __rpow__(self, base: float) -> Tensor:
-        (small, large), (low, high) = self._tables.of(float(base), self.numbers.device), self._parts
-        return small.take(low) * large.take(high)
-
-    @functools.cached_property
-    def _parts(self) -> tuple[Tensor, Tensor]:
-        whole = self.numbers.clamp(max=LAST).to(torch.int64)
-        return whole & (1 << SHIFTS[2]) - 1, whole >> SHIFTS[2]
-
-    def __truediv__(self, other: Any) -> Any:
-        return divide(self.numbers, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return divide(other, self.numbers)
-
-    def __neg__(self) -> Any:
-        return -self.numbers
-
-    __hash__ = None  # type: ignore[assignment]  # == is by element
-
-
-def _forward(name: str) -> None:
-    """Lets the tensor do an operation that scalars may use."""
-    function = getattr(operator, name)
-    setattr(DeviceCount, f"__{name}__", lambda self, other: function(self.numbers, other))
-    if name in ("add", "sub", "mul"):
-        setattr(DeviceCount, f"__r{name}__", lambda self, other: function(other, self.numbers))
-
-
-for _name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne"):
-    _forward(_name)

@@ -13,28 +13,20 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, TypeAlias
 
-from fusedadam.rules.ops import COMPOSED, OPS, SUMS, divide, where
+from fusedadam.rules.function import Function
+from fusedadam.rules.ops import COMPOSED, OPS, SUMS, cos, divide, exp, log
 
-KINDS = ("Value", "Scalar", "Flag")
-# what a role's annotation says that it has a value for
-SPACES = {"Value": "element", "RowValue": "row", "ColumnValue": "column", "TensorValue": "tensor"}
 # what authors may write first, and what it is called here
 MEANT = {"norm": "tensor_norm", "sum": "tensor_sum", "max": "maximum", "min": "minimum", "pow": "power"}
-RESERVED = {  # names that kernels use, and arguments may not have
-    "AHEAD", "BLOCK", "CHUNK", "FULL", "LANES", "LOG", "NUMBER", "ROWS", "RUN", "add_up", "chunk_first", "chunk_tensor",
-    "divide", "find_largest", "fold", "found_inf", "grad_scale", "inline", "int64_at", "kernel", "load", "max",
-    "min", "number", "numbers", "range", "run", "scalar", "scratch", "store", "stored", "table", "take",
-    "tensors", "tl", "triton", "update", *OPS,
-}  # fmt: skip
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr)
 
 
-class RuleError(TypeError):
-    """A rule has code that some backend cannot compile."""
+# whether a value is a condition; None if flags decide that; a tuple for several values
+IsCondition: TypeAlias = "bool | tuple[IsCondition, ...] | None"
 
 
 class Helper(NamedTuple):
@@ -42,66 +34,16 @@ class Helper(NamedTuple):
 
     name: str
     text: str
-    is_condition: bool | None  # whether it returns one; None if its arguments decide
+    is_condition: IsCondition  # what it returns
+
+
+Helpers: TypeAlias = dict[tuple[FunctionType, tuple[IsCondition, ...]], Helper]  # by what their arguments are
 
 
 def define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
     lines = [f"def {name}({', '.join(parameters)}):"]
     lines += [textwrap.indent(ast.unparse(ast.fix_missing_locations(s)), "    ") for s in body]
     return "\n".join(lines)
-
-
-class Function:
-    """The parsed source of a rule or helper, and errors that point into it."""
-
-    def __init__(self, function: Callable[..., Any], helper: bool = False) -> None:
-        self.function, self.name = function, function.__name__
-        self.filename, self.first_line = function.__code__.co_filename, function.__code__.co_firstlineno
-        try:
-            text = textwrap.dedent(inspect.getsource(function))
-        except OSError as error:
-            raise RuleError(
-                f"{self.name}: its source cannot be read; define rules in a file or a notebook cell"
-            ) from error
-        tree = ast.parse(text).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            raise RuleError(f"{self.name} ({self.filename}): a rule is made with `def`, not with lambda")
-        self.tree = tree
-        if function.__closure__:
-            free = ", ".join(function.__code__.co_freevars)
-            self.fail(tree, f"it closes over {free}; pass what it needs as scalars or use module-level helpers")
-        if tree.args.vararg or tree.args.kwarg or tree.args.defaults or any(tree.args.kw_defaults):
-            self.fail(tree, "a signature with *args, **kwargs or defaults; name every role, scalar and flag")
-        arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-        written = {a.arg: "Value" if helper else self._annotation(a) for a in arguments}
-        self.kinds = {name: "Value" if kind in SPACES else kind for name, kind in written.items()}
-        self.spaces = {name: SPACES[kind] for name, kind in written.items() if kind in SPACES}
-        body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
-            self.fail(tree, "the last statement must be `return`")
-        self.body, self.result = body[:-1], body[-1].value
-
-    def fail(self, node: ast.AST, why: str) -> NoReturn:
-        line = self.first_line + getattr(node, "lineno", 1) - 1
-        raise RuleError(f"rule {self.name} ({self.filename}:{line}): {why}")
-
-    def _annotation(self, argument: ast.arg) -> str:
-        kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""
-        if kind not in (*KINDS, *SPACES):
-            self.fail(argument, f"say what `{argument.arg}` is: `{argument.arg}: Value`, `: Scalar` or `: Flag`")
-        if argument.arg.startswith("_") or argument.arg in RESERVED:
-            self.fail(argument, f"`{argument.arg}` is a name that kernels use; choose another")
-        return kind
-
-    def returned_roles(self, roles: tuple[str, ...]) -> tuple[str, ...]:
-        elements = self.result.elts if isinstance(self.result, ast.Tuple) else [self.result]
-        names = [e.id if isinstance(e, ast.Name) else "" for e in elements]
-        for element, name in zip(elements, names, strict=True):
-            if name not in roles:
-                self.fail(element, f"return roles by name (one of {', '.join(roles)}), not `{ast.unparse(element)}`")
-            if name == "grad":
-                self.fail(element, "`grad` belongs to the user and is never stored; keep what you need in a state")
-        return tuple(names)
 
 
 class SumCall(NamedTuple):
@@ -113,27 +55,24 @@ class SumCall(NamedTuple):
 
 
 class Lowering(ast.NodeTransformer):
-    """Rewrites the body of a rule, or of a helper that ``caller`` calls, as straight-line code."""
+    """Rewrites the body of a rule, or of a helper that ``caller`` calls, as straight-line code. ``every_branch``: also
+    visits what other flags would choose, to refuse what cannot be compiled."""
 
     ops: Mapping[str, Callable[..., Any]] = OPS
     helper_prefix = ""
 
     def __init__(
         self, source: Function, flags: Mapping[str, bool], caller: Lowering | None = None, scope: str = "",
-        every_branch: bool = False,
+        every_branch: bool = False, arguments: Sequence[IsCondition] = (),
     ) -> None:  # fmt: skip
         self.source, self.flags, self.scope, self.every_branch = source, flags, scope, every_branch
-        self.is_helper = caller is not None
-        self.helpers: dict[FunctionType, Helper] = {} if caller is None else caller.helpers
+        self.callers: tuple[Any, ...] = (*(caller.callers if caller else ()), source.function)
+        self.helpers: Helpers = {} if caller is None else caller.helpers
         self.sums: dict[str, SumCall] = {} if caller is None else caller.sums  # by name, as they are called in the code
         self.assigned: set[str] = set()
-        self.conditions: dict[str, bool | None] = {}  # which of the assigned names are conditions
+        self.conditions = dict(zip(source.kinds, arguments, strict=False))  # which names are; the others are not
+        self.returned: dict[ast.expr, IsCondition] = {}  # the same for calls that were visited
         self.inlined: list[ast.stmt] = []  # belongs before the statement that is being visited
-
-    def check(self) -> None:
-        """Refuses what cannot be compiled; with ``every_branch``, under any flags."""
-        for _ in self.statements(self.source.body):
-            pass
 
     def statements(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
         for statement in body:
@@ -141,9 +80,16 @@ class Lowering(ast.NodeTransformer):
                 chosen_body, other_body = statement.body, statement.orelse
                 if not self.decide(statement.test):
                     chosen_body, other_body = other_body, chosen_body
+                before = dict(self.conditions)
                 yield from self.statements(chosen_body)
                 if self.every_branch:
+                    one, self.conditions = self.conditions, before
                     yield from self.statements(other_body)
+                    two = self.conditions
+                    self.conditions = {
+                        name: kind if one.get(name, False) == two.get(name, False) else None
+                        for name, kind in {**one, **two}.items()
+                    }
             elif isinstance(statement, ast.Assign):
                 yield from self.assignment(statement)
             elif isinstance(statement, ast.AugAssign):
@@ -161,13 +107,12 @@ class Lowering(ast.NodeTransformer):
         target, chosen = statement.targets[0], self.chosen(statement.value)
         if ast.unparse(chosen) == ast.unparse(target):
             return  # `x = y if flag else x`, decided: nothing to do, and x need not even exist
-        value, names = self.visit(chosen), self.targets(target)
-        if isinstance(value, ast.Tuple) and len(value.elts) != len(names):
-            self.source.fail(statement, f"there are {len(names)} names for {len(value.elts)} values")
-        if len(names) > 1 and not isinstance(value, (ast.Tuple, ast.Call)):  # a call: of a helper that returns several
-            self.source.fail(statement, f"there are {len(names)} names for 1 value")
+        value, names, kind = self.visit(chosen), self.targets(target), self.is_condition(chosen)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if len(kinds) != len(names):
+            self.source.fail(statement, f"names on the left: {len(names)}; values on the right: {len(kinds)}")
         self.assigned.update(names)
-        self.conditions.update(zip(names, self.are_conditions(chosen, len(names)), strict=True))
+        self.conditions.update(zip(names, kinds, strict=True))
         yield from self.inlined
         self.inlined = []
         scoped: list[ast.expr] = [ast.Name(self.scope + name) for name in names]
@@ -179,33 +124,29 @@ class Lowering(ast.NodeTransformer):
             value = value.body if self.decide(value.test) else value.orelse
         return value
 
-    def are_conditions(self, value: ast.expr, count: int) -> list[bool | None]:
-        """Whether each of the values that are assigned at once is a condition."""
-        if isinstance(value, ast.Tuple):
-            return [self.is_condition(element) for element in value.elts]
-        return [self.is_condition(value)] if count == 1 else [None] * count
-
-    def is_condition(self, value: ast.expr) -> bool | None:
-        """Whether an expression of the source is a comparison or made of comparisons; None if that is not known here:
-        it is an argument of a helper, or was assigned in a branch that other flags choose."""
+    def is_condition(self, value: ast.expr) -> IsCondition:
+        """Whether an expression of the source, which was visited, is a comparison or made of comparisons."""
         value = self.chosen(value)
-        if isinstance(value, ast.Compare):
-            return True
-        if isinstance(value, ast.BinOp):
-            return isinstance(value.op, (ast.BitAnd, ast.BitOr))
         if isinstance(value, ast.Name):
-            if value.id in self.conditions:
-                return None if self.every_branch else self.conditions[value.id]
-            return None if self.is_helper and value.id in self.source.kinds else False
-        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
-            return False
-        called = self.source.function.__globals__.get(value.func.id)
-        if called is where:  # what its two sides are
-            sides = [self.is_condition(side) for side in value.args[1:]]
-            return sides[0] if len(set(sides)) == 1 else None
-        if called in self.helpers:
-            return self.helpers[called].is_condition
-        return False if called in (*self.ops.values(), *SUMS) else None
+            return self.conditions.get(value.id, False)
+        if isinstance(value, ast.BinOp):
+            return self.is_condition(value.left)  # as the other side
+        if isinstance(value, ast.Tuple):
+            return tuple(map(self.is_condition, value.elts))
+        return isinstance(value, ast.Compare) or self.returned.get(value, False)
+
+    def expect(self, condition: bool, node: ast.expr, operands: Sequence[ast.expr]) -> None:
+        """Refuses operands of ``node`` that are no conditions, or that are: on each backend they are another number."""
+        for operand in operands:
+            kind = self.is_condition(operand)
+            if kind is condition or kind is None:
+                continue
+            code, text = ast.unparse(node), ast.unparse(operand)
+            if isinstance(kind, tuple):
+                self.source.fail(node, f"`{code}`: `{text}` has {len(kind)} values; assign them to names first")
+            if condition:
+                self.source.fail(node, f"`{code}`: `{text}` is not a condition; compare it, as in `{text} > 0`")
+            self.source.fail(node, f"`{code}`: `{text}` is a condition, not a number; write `where({text}, 1.0, 0.0)`")
 
     def targets(self, target: ast.expr) -> list[str]:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -265,18 +206,18 @@ class Lowering(ast.NodeTransformer):
             )
         if not isinstance(node.op, _OPERATORS):
             self.source.fail(node, f"`{ast.unparse(node)}`: only + - * / (and & | between conditions)")
-        if isinstance(node.op, (ast.BitAnd, ast.BitOr)):
-            for side in (node.left, node.right):
-                if self.is_condition(side) is False:
-                    code, text = ast.unparse(node), ast.unparse(side)
-                    self.source.fail(node, f"`{code}`: `{text}` is not a condition; compare it, as in `{text} > 0`")
         left, right = self.visit(node.left), self.visit(node.right)
+        self.expect(isinstance(node.op, (ast.BitAnd, ast.BitOr)), node, [node.left, node.right])
         return call("divide", left, right) if isinstance(node.op, ast.Div) else ast.BinOp(left, node.op, right)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if isinstance(node.op, (ast.Invert, ast.Not)):
+            self.source.fail(node, f"`{ast.unparse(node)}`: nothing negates a condition; exchange the sides of where")
         if not isinstance(node.op, ast.USub):
             self.source.fail(node, f"`{ast.unparse(node)}`: the only sign is minus")
-        return ast.UnaryOp(node.op, self.visit(node.operand))
+        operand = self.visit(node.operand)
+        self.expect(False, node, [node.operand])
+        return ast.UnaryOp(node.op, operand)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         if len(node.ops) != 1 or isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
@@ -285,7 +226,9 @@ class Lowering(ast.NodeTransformer):
                 f"`{ast.unparse(node)}`: compare two values at a time, with < <= > >= == !=, "
                 "in parentheses where & or | joins them",
             )
-        return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
+        left, right = self.visit(node.left), self.visit(node.comparators[0])
+        self.expect(False, node, [node.left, node.comparators[0]])
+        return ast.Compare(left, node.ops, [right])
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         return self.visit(self.chosen(node))  # type: ignore[no-any-return]
@@ -297,29 +240,37 @@ class Lowering(ast.NodeTransformer):
         called = self.source.function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             self.source.fail(node, f"`{ast.unparse(node)}`: pass arguments by position")
-        arguments = [self.visit(a) for a in node.args]
+        arguments, kinds = [self.visit(a) for a in node.args], tuple(map(self.is_condition, node.args))
+        if isinstance(called, FunctionType) and len(wanted := inspect.signature(called).parameters) != len(arguments):
+            self.source.fail(node, f"`{ast.unparse(node)}`: its arguments are {', '.join(wanted)}")
+        if called is self.ops["where"]:
+            both = True in kinds[1:] and False not in kinds[1:]
+            self.expect(True, node, node.args[:1])
+            self.expect(both, node, node.args[1:])
+            self.returned[node] = None if kinds[1] is kinds[2] is None else both
+        elif (getattr(called, "__module__", None) or "").startswith("fusedadam."):
+            self.expect(False, node, node.args)  # a helper of the author's may take conditions
         for name, op in self.ops.items():
             if called is op:
-                if op is where and node.args and self.is_condition(node.args[0]) is False:
-                    code, first = ast.unparse(node), ast.unparse(node.args[0])
-                    self.source.fail(node, f"`{code}`: `{first}` is not a condition; compare it, as in `{first} > 0`")
                 return call(name, *arguments)
-        place = f"{self.scope}{node.lineno}_{node.col_offset}"  # the same under all flags
+        place = f"{self.scope}{self.source.places}{node.lineno}_{node.col_offset}"  # the same under all flags
         if called in SUMS:
-            if len(arguments) != 1:
-                self.source.fail(node, f"`{ast.unparse(node)}`: a sum has one argument")
             name = f"{called.__name__}_{place.replace('.', '_')}"
             self.sums[name] = SumCall(called, self.source, node)
             return call(name, *arguments)
         if called is divide:
             self.source.fail(node, f"`{ast.unparse(node)}`: in a rule, divide with `/`")
+        if called in (cos, exp, log):
+            self.source.fail(node, f"`{ast.unparse(node)}` is for scalars only; compute it there, and use the scalar")
         if isinstance(called, FunctionType):
-            wanted = inspect.signature(called).parameters
-            if len(wanted) != len(arguments):
-                self.source.fail(node, f"`{ast.unparse(node)}`: the helper's arguments are {', '.join(wanted)}")
+            if called in self.callers:
+                self.source.fail(node, f"`{ast.unparse(node)}`: a helper cannot call itself, nor the one that calls it")
             if _has_sums(called):
-                return self.inline(called, arguments, f"{place}.")
-            return call(self.helper(called).name, *arguments)
+                result, self.returned[node] = self.inline(called, arguments, f"{place}.", kinds)
+                return result
+            helper = self.helper(called, kinds)
+            self.returned[node] = helper.is_condition
+            return call(helper.name, *arguments)
         asked = ast.unparse(node.func).rpartition(".")[2]
         asked = MEANT.get(asked, asked)
         if asked in (*self.ops, *COMPOSED, *MEANT.values()):
@@ -334,37 +285,39 @@ class Lowering(ast.NodeTransformer):
         instead = joined.join(f"({ast.unparse(value)})" for value in node.values)
         self.source.fail(node, f"`{ast.unparse(node)}`: write `{instead}`, with parentheses")
 
-    def helper(self, function: FunctionType) -> Helper:
-        if function not in self.helpers:
+    def helper(self, function: FunctionType, kinds: tuple[IsCondition, ...]) -> Helper:
+        if (function, kinds) not in self.helpers:
             source = Function(function, helper=True)
-            lowering = type(self)(source, {}, self)
+            lowering = type(self)(source, {}, self, arguments=kinds)
             body = list(lowering.statements(source.body))
             result = ast.Return(lowering.visit(source.result))
             name = f"{self.helper_prefix}{function.__name__}_{len(self.helpers)}"
-            is_condition = lowering.is_condition(source.result)
-            self.helpers[function] = Helper(name, define(name, list(source.kinds), [*body, result]), is_condition)
-        return self.helpers[function]
+            text = define(name, list(source.kinds), [*body, result])
+            self.helpers[function, kinds] = Helper(name, text, lowering.is_condition(source.result))
+        return self.helpers[function, kinds]
 
-    def inline(self, function: FunctionType, arguments: list[ast.expr], scope: str) -> ast.expr:
+    def inline(
+        self, function: FunctionType, arguments: list[ast.expr], scope: str, kinds: tuple[IsCondition, ...] = ()
+    ) -> tuple[ast.expr, IsCondition]:
         """What a helper that sums returns; its statements come before the one that calls it."""
         source = Function(function, helper=True)
-        lowering = type(self)(source, {}, self, scope)
+        lowering = type(self)(source, {}, self, scope, arguments=kinds)
         given = zip(source.kinds, arguments, strict=True)
         self.inlined += [ast.Assign([ast.Name(scope + name)], argument) for name, argument in given]
         self.inlined += lowering.statements(source.body)
         result: ast.expr = lowering.visit(source.result)
         self.inlined += lowering.inlined
-        return result
+        return result, lowering.is_condition(source.result)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         self.source.fail(node, f"`{ast.unparse(node)}` is not something that every backend compiles")
 
 
-def _has_sums(function: FunctionType) -> bool:
+def _has_sums(function: FunctionType, seen: tuple[FunctionType, ...] = ()) -> bool:
     """Whether a helper sums, in its own code or through another helper."""
     used = [function.__globals__.get(name) for name in function.__code__.co_names]
-    called = [f for f in used if isinstance(f, FunctionType) and f not in OPS.values()]
-    return any(f in SUMS or _has_sums(f) for f in called)
+    called = [f for f in used if isinstance(f, FunctionType) and f not in OPS.values() and f not in seen]
+    return any(f in SUMS or _has_sums(f, (*seen, function)) for f in called)
 
 
 def call(name: str, *arguments: ast.expr) -> ast.Call:

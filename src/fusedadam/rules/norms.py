@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from types import FunctionType
-from typing import Any
 
+from fusedadam.rules.clipping import tensor_norm
 from fusedadam.rules.lowering import Lowering
-from fusedadam.rules.ops import sqrt, tensor_sum
 
 # what is measured, and the name of its report, which no variable of a rule can have
 REPORTS = {"grad": "norms.grad", "update": "norms.update", "weight": "norms.weight"}
@@ -29,13 +28,9 @@ def with_norms(lowering: Lowering, body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return [*before, *body, *(line for what, value in measured.items() for line in _norm(lowering, what, value))]
 
 
-def _length(x: Any) -> Any:
-    return sqrt(tensor_sum(x * x))
-
-
 def _norm(lowering: Lowering, what: str, value: ast.expr) -> Iterator[ast.stmt]:
-    assert isinstance(_length, FunctionType)
-    norm = lowering.inline(_length, [value], f"{REPORTS[what]}.")
+    assert isinstance(tensor_norm, FunctionType)
+    norm, _ = lowering.inline(tensor_norm, [value], f"{REPORTS[what]}.")
     yield from lowering.inlined
     lowering.inlined = []
     yield _assign(REPORTS[what], norm)

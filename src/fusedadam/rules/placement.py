@@ -12,8 +12,10 @@ import ast
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fusedadam.rules.lowering import RESERVED, Lowering, SumCall
+from fusedadam.rules.function import RESERVED
+from fusedadam.rules.lowering import Lowering, SumCall
 from fusedadam.rules.ops import FACTORED, SUMS, largest, row_sum
 from fusedadam.rules.positions import START, Phase, Position
 
@@ -117,8 +119,8 @@ class _Placer:
             space in ("row", "column") for role, space in self.spaces.items() if role in used
         )
         self.by_rows = self.is_factored or any(written.op is row_sum for written in lowering.sums.values())
-        self.conditions = {helper.name for helper in lowering.helpers.values() if helper.is_condition}
-        self.taken = RESERVED | {helper.name for helper in lowering.helpers.values()}
+        self.helpers = {helper.name: helper.is_condition for helper in lowering.helpers.values()}
+        self.taken = RESERVED | {*self.helpers}
         self.values = {name: Placed() for name in scalars}
         self.values |= {name: Placed(self.spaces[name], START.first_in(self.spaces[name])) for name in self.roles}
         self.current: dict[str, str] = {}  # which version of a name is the present one
@@ -132,8 +134,11 @@ class _Placer:
             versions = [self.assign_one(name, *self.expression(v)) for name, v in zip(names, value.elts, strict=True)]
         elif len(names) == 1:
             versions = [self.assign_one(names[0], *self.expression(value))]
-        else:
-            versions = list(self.define(names, *self.expression(value)))
+        else:  # a helper that returns several
+            returned, placed = self.expression(value)
+            versions = list(self.define(names, returned, placed))
+            for version, is_condition in zip(versions, self.returned_by(value), strict=True):
+                self.values[version] = replace(placed, is_condition=is_condition)
         self.current.update(zip(names, versions, strict=True))
 
     def assign_one(self, name: str, value: ast.expr, placed: Placed) -> str:
@@ -159,7 +164,7 @@ class _Placer:
         if isinstance(node, ast.Name):
             name = self.current.get(node.id, node.id)
             return ast.Name(name), self.values[name]
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.Constant) or not _operands(node):  # a helper without arguments
             return node, Placed()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.sum_calls:
             return self.sum(node.func.id, self.sum_calls[node.func.id], *self.expression(node.args[0]))
@@ -175,10 +180,14 @@ class _Placer:
         return _with_operands(node, named), Placed(space, position, self.is_condition(node, places))
 
     def is_condition(self, node: ast.expr, operands: Sequence[Placed]) -> bool:
-        if isinstance(node, ast.Compare) or any(calls(node, name) for name in self.conditions):
+        if isinstance(node, ast.Compare) or self.returned_by(node) is True:
             return True
         chosen = operands[1:] if calls(node, "where") else operands  # where(condition, a, b) is what a and b are
         return (isinstance(node, ast.BinOp) or calls(node, "where")) and all(placed.is_condition for placed in chosen)
+
+    def returned_by(self, node: ast.expr) -> Any:
+        """Whether the helper that is called returns a condition; a tuple if it returns several values."""
+        return next((kind for name, kind in self.helpers.items() if calls(node, name)), None)
 
     def named(self, value: ast.expr, placed: Placed) -> ast.Name:
         is_kept = isinstance(value, ast.Name) and not (value.id in self.roles and placed.space != "element")

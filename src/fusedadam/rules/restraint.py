@@ -19,6 +19,6 @@ def surprise(grad: Value, second_moment: Value, eps: Scalar, numel: Scalar) -> V
     """How much larger a tensor's gradients are than their second moments say, as a root mean square; 1 if they are
     smaller (https://arxiv.org/abs/2304.13013)."""
     square = grad * grad
-    # gradients of 0 surprise nobody: where eps * eps is too small for the dtype, they would be divided by 0
+    # guards 0 / 0 where eps * eps underflows
     surprises = where(square > 0, square / maximum(second_moment, eps * eps), 0.0)
     return maximum(sqrt(tensor_sum(surprises) / numel), 1.0)

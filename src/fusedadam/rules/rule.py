@@ -26,16 +26,17 @@ The contract for authors:
   There is no ``+=``. The last statement returns the roles to be stored, by name. ``grad`` is never stored.
 - A role that the code does not use under the given flags does not exist then: it takes no memory and no traffic.
 - ``scalars`` computes every scalar of the signature by name, in float64, from ``step`` and the hyper-parameters.
-  Everything that is the same for all elements of a parameter belongs there. It uses ``+ - *``, comparisons,
-  ``beta ** step`` and ops (``divide`` for ``/``, ``where`` for ``if``), because a step count on a device is a tensor.
-  Plain ``/`` is accepted where it rounds the same everywhere, as in ``1 / x``: see ``tracing.py``. The scalars
-  ``row_length``, ``last_length``, ``second_last_length``, ``numel`` and ``dtype_eps`` and the flag ``matrix`` (two
-  dimensions or more) come from the parameter itself.
+  Everything that is the same for all elements of a parameter belongs there. It uses ``+ - * /``, comparisons,
+  ``beta ** step`` and ops (``where`` for ``if``), because a device may have to compute it: see ``tracing.py``. The
+  scalars ``row_length``, ``last_length``, ``second_last_length``, ``numel`` and ``dtype_eps`` and the flag ``matrix``
+  (two dimensions or more) come from the parameter itself.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
   ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64. For states
   by row and column there are ``sum_last`` and ``sum_second_last``, over the dimension that each leaves out.
 - ``reports`` names variables of the rule that have one value for each tensor. ``optimizer.report(name)`` reads them
   after a step; a variable that the flags leave out has no report.
+- ``opening`` is a function whose statements come before those of the rule, and whose result is the rule's ``grad``. Its
+  arguments are some of the rule's. ``maximized_and_clipped`` (``clipping.py``) is how most of our rules begin.
 
 Code that breaks the contract is refused when the rule is defined, with the line and what to write instead.
 """
@@ -55,7 +56,8 @@ from torch import Tensor
 
 from fusedadam.rules import tracing
 from fusedadam.rules.counts import Count
-from fusedadam.rules.lowering import KINDS, Function, Lowering, RuleError
+from fusedadam.rules.function import KINDS, Function, RuleError
+from fusedadam.rules.lowering import Lowering
 from fusedadam.rules.norms import REPORTS, with_norms
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
@@ -65,20 +67,28 @@ __all__ = ["ColumnValue", "Flag", "RowValue", "Rule", "RuleError", "Scalar", "Sp
 __all__ += ["Value", "Values", "rule"]
 
 Value: TypeAlias = Any
+"""Annotates a role of a rule: ``param``, ``grad``, or a state. The code reads as for one element."""
 RowValue: TypeAlias = Any
+"""Annotates a state that leaves out the parameter's last dimension: one value for each row of a matrix."""
 ColumnValue: TypeAlias = Any
+"""Annotates a state that leaves out the second-to-last dimension: one value for each column."""
 TensorValue: TypeAlias = Any
-Values: TypeAlias = Any
+"""Annotates a state with one value for each parameter."""
 Scalar: TypeAlias = Any
+"""Annotates a number that is the same for all elements of a parameter; the rule's scalars compute it."""
 Flag: TypeAlias = bool
+"""Annotates a choice that is made when the kernel is compiled; ``if`` asks it."""
+Values: TypeAlias = Any
+"""Annotates what a rule returns: the roles to store."""
 
-# Scalars and flags that come from the parameter itself, not from its group.
-PARAM_SCALARS: dict[str, Callable[[Tensor], float]] = {
-    "row_length": lambda param: _real_numbers(param) / max(1, param.shape[0] if param.dim() else 1),
-    "numel": lambda param: max(1, _real_numbers(param)),
-    "dtype_eps": lambda param: torch.finfo(param.dtype).eps,
-    "last_length": lambda param: max(1, param.shape[-1]) if param.dim() else 1,
-    "second_last_length": lambda param: max(1, param.shape[-2]) if param.dim() > 1 else 1,
+# Scalars and flags that come from the parameter itself, not from its group. ``dtype``: of the weight as the rule sees
+# it between steps, which is float32 where a storage format keeps more than the parameter's own dtype can hold.
+PARAM_SCALARS: dict[str, Callable[[Tensor, torch.dtype], float]] = {
+    "row_length": lambda param, dtype: _real_numbers(param) / max(1, param.shape[0] if param.dim() else 1),
+    "numel": lambda param, dtype: max(1, _real_numbers(param)),
+    "dtype_eps": lambda param, dtype: torch.finfo(dtype).eps,
+    "last_length": lambda param, dtype: max(1, param.shape[-1]) if param.dim() else 1,
+    "second_last_length": lambda param, dtype: max(1, param.shape[-2]) if param.dim() > 1 else 1,
 }
 PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``
@@ -108,15 +118,17 @@ class Rule:
     """A checked rule. Calling it runs the plain Python function, on tensors or numbers."""
 
     def __init__(
-        self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = ()
-    ) -> None:
+        self, update: Callable[..., Any], scalars: Callable[..., Mapping[str, Any]], reports: Sequence[str] = (),
+        opening: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self._function = Function(update)
+        self._opening = None if opening is None else Function(opening, places="opening_")
         if isinstance(reports, str) or not isinstance(reports, Sequence):
             name = reports if isinstance(reports, str) else "grad_norm"
             self._function.fail(
                 self._function.tree, f"reports={reports!r} is not a tuple of names; write reports=({name!r},)"
             )
-        self.update, self.reports, self.name = update, tuple(reports), update.__name__
+        self.update, self.opening, self.reports, self.name = update, opening, tuple(reports), update.__name__
         self._scalars = _with_step(scalars)
         self.__doc__, self.__wrapped__ = update.__doc__, update
         kinds = self._function.kinds
@@ -130,15 +142,17 @@ class Rule:
                 self._function.fail(
                     self._function.tree, f"`{role}` has a value for each element; write `{role}: Value`"
                 )
+        if self._opening is not None:
+            self._check_opening(self._opening)
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str], bool], SpecializedRule] = {}
-        self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram | None] = {}
+        self._scalar_programs: dict[tuple[tuple[str, str], ...], ScalarProgram] = {}
         self._shared_at: dict[str, Position] = {}  # sums over several parameters: the same under all flags
         if not (update.__module__ or "").startswith("fusedadam."):  # those are checked by tests, not in every import
             self.check()
 
     def check(self) -> None:
         """Raises where the code breaks the contract."""
-        Lowering(self._function, dict.fromkeys(self.flags, False), every_branch=True).check()
+        self.lowered(dict.fromkeys(self.flags, False), every_branch=True)
         self._check_is_stored()
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
@@ -146,8 +160,7 @@ class Rule:
 
     def _check_is_stored(self) -> None:
         """Refuses states that would keep their initial values, and reports of something that does not exist."""
-        names = [node for node in ast.walk(self._function.tree) if isinstance(node, ast.Name)]
-        assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        assigned = self._function.assigned
         for role in (role for role in self.roles if role not in ("param", "grad")):
             if role in self.returned and role not in assigned:
                 self._function.fail(self._function.tree, f"`{role}` is returned, but never assigned: is it misspelt?")
@@ -156,8 +169,17 @@ class Rule:
                     self._function.tree, f"the state `{role}` is assigned and not stored; add it to the return"
                 )
         for name in self.reports:
-            if name not in assigned:
+            if name not in (assigned if self._opening is None else assigned | self._opening.assigned):
                 self._function.fail(self._function.tree, f"reports has `{name}`, which the rule never assigns")
+
+    def _check_opening(self, opening: Function) -> None:
+        for name, kind in opening.kinds.items():
+            if self._function.kinds.get(name) != kind:
+                why = f"its opening, {opening.name}, takes `{name}: {kind}`; add it to the arguments of the rule"
+                self._function.fail(self._function.tree, why)
+        others = opening.assigned & {*self._function.kinds} - {"grad"}
+        if others or ast.unparse(opening.result) != "grad":
+            opening.fail(opening.tree, "an opening changes the gradient alone, and ends with `return grad`")
 
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
@@ -168,7 +190,11 @@ class Rule:
             self._function.fail(self._function.tree, f"its scalars, {name}, {line}: {error}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.update(*args, **kwargs)
+        if self.opening is None or self._opening is None:
+            return self.update(*args, **kwargs)
+        given = {**dict(zip(self._function.kinds, args, strict=False)), **kwargs}
+        grad = self.opening(**{name: given[name] for name in self._opening.kinds})
+        return self.update(**{**given, "grad": grad})
 
     def __repr__(self) -> str:
         return f"<rule {self.name}: roles {', '.join(self.roles)}>"
@@ -190,7 +216,7 @@ class Rule:
         return tuple(role for role in self.roles[2:] if not all(role in states for states in always))
 
     def scalars(self, step: Any, **options: Any) -> Mapping[str, Any]:
-        """``step``: a number, or step counts on a device."""
+        """``step``: a number, whose powers are then those of ``counts.py``, or anything else that has powers."""
         return self._scalars(step=Count(step) if isinstance(step, (int, float)) else step, **options)
 
     def scalars_of(self, keys: Sequence[tuple[tuple[Any, ...], float]]) -> tuple[list[Mapping[str, Any]], list[int]]:
@@ -203,13 +229,25 @@ class Rule:
         scalars = [self.scalars(step=step, **dict(zip(names, options, strict=True))) for options, step in order]
         return scalars, [order[key] for key in keys]
 
-    def scalar_program(self, strings: tuple[tuple[str, str], ...]) -> ScalarProgram | None:
-        """The scalars as a list of operations, for these values of the options that are strings; None if they cannot be
-        listed."""
+    def scalar_program(self, strings: tuple[tuple[str, str], ...]) -> ScalarProgram:
+        """The scalars as a list of operations, for these values of the options that are strings."""
         if strings not in self._scalar_programs:
             wanted = [name for name in self.scalar_names if name not in PARAM_SCALARS]
             self._scalar_programs[strings] = scalar_program(self._scalars, self.hyper_parameters, wanted, dict(strings))
         return self._scalar_programs[strings]
+
+    def lowered(self, flags: Mapping[str, bool], every_branch: bool = False) -> tuple[Lowering, list[ast.stmt]]:
+        """The statements of the opening and of the rule, as straight-line code."""
+        lowering = Lowering(self._function, flags, every_branch=every_branch)
+        if self._opening is None:
+            return lowering, list(lowering.statements(self._function.body))
+        asked = {name: value for name, value in flags.items() if name in self._opening.kinds}
+        opening = Lowering(self._opening, asked, lowering, every_branch=every_branch)
+        body = list(opening.statements(self._opening.body))
+        lowering.conditions.update(opening.conditions)
+        body += lowering.statements(self._function.body)
+        lowering.assigned |= opening.assigned  # not before: as in Python, the rule sees nothing of it but its result
+        return lowering, body
 
     def specialize(
         self,
@@ -235,19 +273,22 @@ class Rule:
 
 
 def rule(
-    *without_scalars: Any, scalars: Callable[..., Mapping[str, Any]] | None = None, reports: Sequence[str] = ()
-) -> Callable[[Callable[..., Any]], Rule]:
+    *without_scalars: Any, scalars: Callable[..., Mapping[str, Any]] | None = None, reports: Sequence[str] = (),
+    opening: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Rule]:  # fmt: skip
     """Makes a rule of a function: the page "Your optimizer in an afternoon" (docs/rules.md) says what it may contain.
 
     Args:
         scalars: the function that computes what is the same for all elements, from the step and the options
         reports: values of the rule that ``optimizer.report(name)`` reads after a step
+        opening: what the rule begins with: a function of ``grad`` and of other arguments of the rule that returns the
+            ``grad`` which the rule sees, such as ``fusedadam.ops.maximized_and_clipped``
     """
     if without_scalars or scalars is None:
         raise TypeError("a rule needs its scalars; write @rule(scalars=...) above it")
     if not callable(scalars):
         raise TypeError(f"scalars={scalars!r} is a {type(scalars).__name__}; it must be a function that returns a dict")
-    return lambda update: Rule(update, scalars, reports)
+    return lambda update: Rule(update, scalars, reports, opening)
 
 
 def _real_numbers(param: Tensor) -> int:
@@ -273,9 +314,9 @@ def _with_step(scalars: Callable[..., Mapping[str, Any]]) -> Callable[..., Mappi
 def _specialize(
     owner: Rule, flags: dict[str, bool], deferred: Collection[str], measures_norms: bool
 ) -> SpecializedRule:
-    lowering = Lowering(owner._function, flags)
-    body: list[ast.stmt] = list(lowering.statements(owner._function.body))
+    lowering, body = owner.lowered(flags)
     outputs = [r for r in owner.roles if r in owner.returned and r in lowering.assigned]
+    lowering.expect(False, owner._function.result, [ast.Name(name) for name in (*outputs, *owner.reports)])
     reports = owner.reports
     if measures_norms:
         body, reports = with_norms(lowering, body), (*reports, *REPORTS.values())

@@ -1,14 +1,7 @@
 """A rule's scalars as a list of operations in float64, for backends that compute them on a device with a kernel.
 
 The list comes from calling the function with traced values (tracing.py), once for each choice of its options that are
-strings. Not every function becomes a list. With any of these, a rule stays with torch's operations, which also define
-what a kernel computes:
-
-- ``power(x, y)``: the only op whose bits differ between backends;
-- a comparison as a number: as a scalar, or as an argument of an op other than ``where``;
-- constants that are not numbers, such as arrays.
-
-All of the optimizers here become lists but Adafactor, whose second moment decays by a power of the step.
+strings. What could not be listed is refused when the rule is defined.
 """
 
 from __future__ import annotations
@@ -20,17 +13,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from fusedadam.rules import ops
-from fusedadam.rules.tracing import ARGUMENT, ARITHMETIC, COMPARISONS, JOINS, Traced
+from fusedadam.rules.tracing import ARGUMENT, ARITHMETIC, COMPARISONS, JOINS, Traced, made_from
 
 Operand: TypeAlias = str | float  # the name of an earlier value, or a number
 COUNT = "step"
 ARGUMENT_PREFIX = "in_"
 
-# What each operation is on numbers of the host.
+# What each operation is on numbers of the host: IEEE rounds each of them correctly, so that it does not matter where it
+# runs.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in (*ARITHMETIC, *COMPARISONS, "neg", "pos")},
     **{name: getattr(operator, f"{name}_") for name in JOINS},
-    **{name: getattr(ops, name) for name in ("abs", "cos", "divide", "maximum", "minimum", "sqrt", "where")},
+    **{name: getattr(ops, name) for name in ("abs", "divide", "maximum", "minimum", "sqrt", "where")},
 }
 
 
@@ -58,30 +52,20 @@ class ScalarProgram:
     operations: tuple[Operation, ...]
     results: Mapping[str, Operand]
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every operation is rounded correctly, so that it does not matter where it runs."""
-        return all(operation.op != "cos" for operation in self.operations)
-
-
-class _NotAList(Exception):
-    """The function does something that a list of operations cannot."""
-
 
 def scalar_program(
     scalars: Callable[..., Mapping[str, Any]],
     arguments: Sequence[str],
     wanted: Sequence[str],
     strings: Mapping[str, str],
-) -> ScalarProgram | None:
-    """The operations that compute ``wanted``, or None: see above. ``strings``: the arguments that are strings."""
+) -> ScalarProgram:
+    """The operations that compute ``wanted``. ``strings``: the arguments that are strings."""
     traced = {name: Traced.argument(name) for name in (COUNT, *arguments)}
     found = scalars(**{**traced, **strings})
     writer = _Writer()
-    try:
-        results = {name: writer.number(found[name]) for name in wanted}
-    except _NotAList:
-        return None
+    for value in made_from((found[name] for name in wanted), whole=["pow"]):
+        writer.add(value)
+    results = {name: writer.operand(found[name]) for name in wanted}
     used = tuple(name for name in arguments if ARGUMENT_PREFIX + name in writer.used)
     return ScalarProgram(used, tuple(writer.powers), tuple(writer.operations), results)
 
@@ -90,66 +74,42 @@ class _Writer:
     def __init__(self) -> None:
         self.powers: list[StepPower] = []
         self.operations: list[Operation] = []
+        self.names: dict[int, str] = {}  # by the traced value's id; all of them live as long as the results
         self.used: set[str] = set()
-        self._names: dict[int, str] = {}  # by the traced value's id; all of them live as long as the results
 
-    def number(self, value: Any) -> Operand:
-        """The operand that stands for a value, which is not a comparison."""
-        if isinstance(value, Traced):
-            if value.is_condition:
-                raise _NotAList
-            return self._name(value)
-        if not isinstance(value, (int, float)):
-            raise _NotAList
-        return float(value)
-
-    def _name(self, value: Traced) -> str:
-        if id(value) not in self._names:
-            self._names[id(value)] = self._written(value)
-        return self._names[id(value)]
-
-    def _written(self, value: Traced) -> str:
+    def add(self, value: Traced) -> None:
+        """Gives a value, whose operands have theirs, a name."""
         if value.op == ARGUMENT:
             (argument,) = value.operands
             name = COUNT if value.is_count else ARGUMENT_PREFIX + argument
-            self.used.add(name)
-            return name
-        if value.op == "pow":
+        elif value.op == "pow":
             base = value.operands[0]
-            of = functools.partial(_on_host, base)
-            self.powers.append(StepPower(f"power{len(self.powers)}", lambda own: float(of(own)), _arguments(base)))
-            return self.powers[-1].name
-        if value.op not in FUNCTIONS:
-            raise _NotAList
-        operands = tuple(self._operands(value))
-        self.operations.append(Operation(f"value{len(self.operations)}", value.op, operands))
-        return self.operations[-1].name
+            reads = frozenset(own.operands[0] for own in made_from([base]) if own.op == ARGUMENT)
+            name = f"power{len(self.powers)}"
+            self.powers.append(StepPower(name, functools.partial(_on_host, base), reads))
+        else:
+            name = f"value{len(self.operations)}"
+            self.operations.append(Operation(name, value.op, tuple(map(self.operand, value.operands))))
+        self.names[id(value)] = name
 
-    def _operands(self, value: Traced) -> list[Operand]:
-        if value.op in JOINS:
-            return [self._name(operand) for operand in value.operands]
-        if value.op != "where":
-            return [self.number(operand) for operand in value.operands]
-        condition, a, b = value.operands
-        if not (isinstance(condition, Traced) and condition.is_condition):
-            raise _NotAList
-        return [self._name(condition), self.number(a), self.number(b)]
+    def operand(self, value: Any) -> Operand:
+        """What stands for a value."""
+        if not isinstance(value, Traced):
+            return float(value)
+        self.used.add(self.names[id(value)])
+        return self.names[id(value)]
 
 
-def _arguments(value: Any) -> frozenset[str]:
-    """The hyper-parameters that a value depends on."""
-    if not isinstance(value, Traced):
-        return frozenset()
-    if value.op == ARGUMENT:
-        return frozenset(value.operands)
-    return frozenset().union(*map(_arguments, value.operands))
-
-
-def _on_host(value: Any, options: Mapping[str, float]) -> Any:
+def _on_host(value: Any, options: Mapping[str, float]) -> float:
     """A value that follows from the hyper-parameters alone."""
-    if not isinstance(value, Traced):
-        return value
-    if value.op == ARGUMENT:
-        return options[value.operands[0]]
-    function = ops.power if value.op == "power" else FUNCTIONS[value.op]
-    return function(*(_on_host(operand, options) for operand in value.operands))
+    known: dict[int, Any] = {}
+
+    def now(operand: Any) -> Any:
+        return known[id(operand)] if isinstance(operand, Traced) else operand
+
+    for own in made_from([value]):
+        if own.op == ARGUMENT:
+            known[id(own)] = options[own.operands[0]]
+        else:
+            known[id(own)] = FUNCTIONS[own.op](*map(now, own.operands))
+    return float(now(value))

@@ -13,7 +13,7 @@ Some formats cannot be read back halfway (8-bit codes, a weight in two tensors, 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusedadam.rules.lowering import Lowering, call, define
@@ -27,8 +27,8 @@ __all__ = ["Stage", "Staged", "Sum", "split_into_stages"]
 class Stage:
     """One visit of all elements, rows, columns or tensors.
 
-    ``update(*reads, *row_values, *column_values, *scalars)`` returns ``writes``, then the terms of ``sums``. When all
-    are visited, ``matrix_sums`` are added up, whose terms are values by row.
+    ``update(*arguments)`` returns ``writes``, then the terms of ``sums``. When all are visited, ``matrix_sums`` are
+    added up, whose terms are values by row.
     """
 
     position: Position
@@ -42,6 +42,16 @@ class Stage:
     functions: tuple[str, ...]  # helpers first, then ``update``
     unscales: bool = False  # no later visit reads gradients: if they are scaled, this one stores them unscaled
     matrix_sums: tuple[Sum, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return (*self.reads, *self.row_values, *self.column_values, *self.scalars)
+
+    @property
+    def results(self) -> str:
+        """The names that a kernel gives to what ``update`` returns, as the left side of an assignment."""
+        names = [*(f"_new_{role}" for role in self.writes), *(f"_term_{s.name}" for s in self.sums)]
+        return ", ".join(names) + "," * (len(names) == 1)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -69,6 +79,7 @@ class Staged:
     row_buffer_of: Mapping[str, int] = field(hash=False)  # value by row -> its buffer, which several share in turn
     column_buffer_of: Mapping[str, int] = field(hash=False)  # the same for values by column
     is_factored: bool  # rows are indices of all dimensions but the last, and columns of all but the second-to-last
+    summed_states: tuple[str, ...]  # by row, column or tensor, and computed from sums
 
     @property
     def by_rows(self) -> bool:
@@ -100,7 +111,16 @@ def split_into_stages(
         row_buffer_of=_assign_buffers("row", placement, stages),
         column_buffer_of=_assign_buffers("column", placement, stages),
         is_factored=placement.is_factored,
+        summed_states=tuple(_summed_states(placement)),
     )
+
+
+def _summed_states(placement: Placement) -> Iterator[str]:
+    sums, computed_by = {s.name for s in placement.sums}, placement.computed_by
+    for name, role in placement.stored.items():
+        needed = reachable([name], lambda n: computed_by[n].reads if n in computed_by else ())
+        if placement.spaces[role] != "element" and needed & sums:
+            yield role
 
 
 @dataclass(frozen=True)

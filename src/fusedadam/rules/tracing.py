@@ -1,30 +1,24 @@
 """Checks, when a rule is defined, that its scalars have the same bits on the host and on a device.
 
 On the host, scalars are computed with Python's numbers. If only the device knows the step (GradScaler, capturable, a
-learning rate on the device), the same function is given tensors. Tensors do most of what numbers do, but not all:
-``if step == 1`` would wait for the device or fail there, ``math.sqrt`` needs a number, and ``x / 3`` is rounded
-differently. So the function is called once with ``Traced`` values, which allow only what gives the same bits on both
-sides, and refuse everything else with a message that says what to write instead. They also record what they were made
-from, for ``scalar_program.py``.
+learning rate on the device), a kernel computes them, which has a list of operations and no Python: ``if step == 1`` and
+``math.sqrt`` would need a number that the host does not know. So the function is called with ``Traced`` values, which
+allow only what gives the same bits on both sides, and refuse everything else with a message that says what to write
+instead. They also record what they were made from, for ``scalar_program.py``.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 ARGUMENT = "argument"
 ARITHMETIC, COMPARISONS, JOINS = ("add", "sub", "mul"), ("lt", "le", "gt", "ge", "eq", "ne"), ("and", "or")
 MAY_BE_ON_DEVICE = ("lr", "weight_decay")  # options that are not read on the host if they are tensors on a device
-
-
-class OnDevice:
-    """An argument of ops that stands for the tensor ``numbers``."""
-
-    numbers: Any
 
 
 class NotOnBothSides(TypeError):
@@ -34,50 +28,44 @@ class NotOnBothSides(TypeError):
 class Traced:
     """A scalar whose value is not known yet: the result of ``op`` on ``operands``, numbers or other traced scalars.
 
-    ``by_step``: it is computed from the step, and is a tensor if the step is one. ``is_count``: it is the step itself.
-    ``may_be_tensor``: it may be a tensor even if the step is not. The op of an argument is ARGUMENT, its operand the
-    argument's name.
+    ``on_device``: the host may not know it. ``is_count``: it is the step itself. The op of an argument is ARGUMENT, its
+    operand the argument's name.
     """
 
-    __array_ufunc__ = None  # numpy's functions do not take tensors on a device
+    __array_ufunc__ = None  # numpy's functions need numbers
 
-    def __init__(
-        self, op: str, operands: Sequence[Any], by_step: bool = False, *, is_count: bool = False,
-        may_be_tensor: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, op: str, operands: Sequence[Any], on_device: bool, is_count: bool = False) -> None:
         self.op, self.operands = op, tuple(operands)
-        self.by_step, self.is_count, self.may_be_tensor = by_step or is_count, is_count, may_be_tensor
-        self.is_condition = False
+        self.on_device, self.is_count, self.is_condition = on_device, is_count, False
 
     @classmethod
     def argument(cls, name: str) -> Traced:
         is_count = name == "step"
-        return cls(ARGUMENT, (name,), is_count=is_count, may_be_tensor=is_count or name in MAY_BE_ON_DEVICE)
+        return cls(ARGUMENT, (name,), is_count or name in MAY_BE_ON_DEVICE, is_count)
 
     @classmethod
     def of(cls, op: str, values: Sequence[Any]) -> Traced:
         """The result of an op or of arithmetic on these values."""
-        traced = [value for value in values if isinstance(value, Traced)]
-        by_step, may_be_tensor = any(v.by_step for v in traced), any(v.may_be_tensor for v in traced)
-        return cls(op, values, by_step, may_be_tensor=may_be_tensor)
+        if op not in ("where", *JOINS):
+            _check_are_numbers(values)
+        return cls(op, values, any(isinstance(value, Traced) and value.on_device for value in values))
 
     @classmethod
-    def chosen(cls, condition: Any, a: Any, b: Any) -> Traced:
-        """where(condition, a, b): a tensor if the condition is one, or if both sides are."""
-        if isinstance(condition, Traced) and not condition.is_condition:
+    def chosen(cls, condition: Any, a: Any, b: Any) -> Any:
+        """where(condition, a, b), which is a condition if both sides are."""
+        if isinstance(condition, (bool, np.bool_)):
+            return a if condition else b
+        if not getattr(condition, "is_condition", False):
             raise NotOnBothSides(
                 "the first argument of where(condition, a, b) is a number; compare it, as in where(x > 0, a, b)"
             )
         result = cls.of("where", [condition, a, b])
         result.is_condition = all(isinstance(side, Traced) and side.is_condition for side in (a, b))
-        sides = all(isinstance(side, Traced) and side.by_step for side in (a, b))
-        result.by_step = sides or (isinstance(condition, Traced) and condition.by_step)
+        if not result.is_condition:
+            _check_are_numbers([a, b])
         return result
 
     def _with(self, op: str, *operands: Any) -> Traced:
-        for value in operands:
-            if isinstance(value, Traced) and value.is_condition:
-                _refuse("arithmetic on a comparison", "write where(condition, a, b)")
         return Traced.of(op, operands)
 
     def __neg__(self) -> Traced:
@@ -87,24 +75,21 @@ class Traced:
         return self._with("pos", self)
 
     def __truediv__(self, other: Any) -> Traced:
-        both = isinstance(other, Traced) and self.by_step and other.by_step
-        if not (both or _is_power_of_two(other) or self.is_count):
-            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
         return self._with("divide", self, other)
 
     def __rtruediv__(self, other: Any) -> Traced:
-        if not (_is_power_of_two(other) or self.is_count):
-            _refuse("`/` (unless both sides follow from the step)", "write divide(a, b), which rounds alike everywhere")
         return self._with("divide", other, self)
 
     def __pow__(self, exponent: Any) -> Traced:
-        if not (isinstance(exponent, Traced) and exponent.is_count and not (self.may_be_tensor or self.by_step)):
+        if not (isinstance(exponent, Traced) and exponent.is_count) or self.on_device:
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
         return self._with("pow", self, exponent)
 
     def __rpow__(self, base: Any) -> Traced:
         if not self.is_count:
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
+        if isinstance(base, np.generic):  # numpy's numbers, even float64, have powers of their own
+            _refuse_constant(base)
         return self._with("pow", base, self)
 
     __hash__ = None  # type: ignore[assignment]
@@ -122,6 +107,14 @@ class Traced:
         )
 
     __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _as_number
+
+    def __invert__(self) -> NoReturn:
+        raise NotOnBothSides("nothing negates a condition; exchange the sides of where(condition, a, b)")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # asked by Python and numpy
+            raise AttributeError(name)
+        raise NotOnBothSides(f"a sum, or `.{name}`, of a scalar: it is one number, and the rule is what sums elements")
 
     def _unknown(self, *_: Any) -> NoReturn:
         _refuse("`%`, `//`, divmod() or abs() on a scalar", "write it with + - * / and the functions of fusedadam.ops")
@@ -164,6 +157,22 @@ for _op in (*ARITHMETIC, *COMPARISONS, *JOINS):
     _record(_op)
 
 
+def made_from(values: Iterable[Any], whole: Sequence[str] = ()) -> list[Traced]:
+    """The traced scalars among these values and all that they were computed from, operands first. What the results of
+    an op in ``whole`` were computed from is left out."""
+    found: dict[int, Traced] = {}
+    left = [(value, False) for value in values][::-1]
+    while left:  # a loop: an exp or a log is a chain of a hundred operations
+        value, has_operands = left.pop()
+        if not isinstance(value, Traced) or id(value) in found:
+            continue
+        if has_operands or value.op in whole:
+            found[id(value)] = value
+        else:
+            left += [(value, True), *((operand, False) for operand in reversed(value.operands))]
+    return list(found.values())
+
+
 def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> None:
     """Raises NotOnBothSides unless the function computes ``wanted`` alike on the host and on a device."""
     for arguments in _arguments(scalars):
@@ -185,6 +194,7 @@ def check(scalars: Callable[..., Mapping[str, Any]], wanted: Sequence[str]) -> N
         missing = [name for name in wanted if name not in result]
         if missing:
             raise NotOnBothSides(f"it does not return {', '.join(missing)}, which the rule asks for; add it")
+        _check_are_numbers([result[name] for name in wanted])
 
 
 def line_in(scalars: Callable[..., Any], error: BaseException | None) -> str:
@@ -220,18 +230,33 @@ def choices(scalars: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     except (NameError, TypeError):  # names that only a local scope knows; a functools.partial
         hints = {name: parameters[name].annotation for name in names}
     if any(hints.get(name) in (str, "str") for name in names):
-        raise NotOnBothSides(
-            "an argument is a str, of which not every value can be tried; use Literal['a', 'b'] instead"
-        )
+        _refuse_strings()
     given = {name: (parameters[name].default,) for name in names if isinstance(parameters[name].default, str)}
     return given | {
         name: get_args(hints[name]) for name in names if get_origin(hints.get(name)) is Literal and name not in given
     }
 
 
-def _is_power_of_two(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(math.frexp(value)[0]) == 0.5
+def _check_are_numbers(values: Sequence[Any]) -> None:
+    for value in values:
+        if isinstance(value, Traced):
+            if value.is_condition:
+                raise NotOnBothSides("a comparison is a condition, not a number; write where(condition, 1.0, 0.0)")
+        elif isinstance(value, str):
+            _refuse_strings()
+        elif not isinstance(value, (int, float, np.integer)):
+            _refuse_constant(value)
 
 
 def _refuse(what: str, instead: str) -> NoReturn:
     raise NotOnBothSides(f"{what} is not the same on a device, or needs to wait for it; {instead}")
+
+
+def _refuse_strings() -> NoReturn:
+    raise NotOnBothSides("an argument is a str, of which not every value can be tried; use Literal['a', 'b'] instead")
+
+
+def _refuse_constant(value: Any) -> NoReturn:
+    raise NotOnBothSides(
+        f"a constant is a {type(value).__name__}, which is not rounded as on a device; write float(...) around it"
+    )

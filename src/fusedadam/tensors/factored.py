@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedadam import compat
-from fusedadam.tensors.shards import distributed_like, is_dtensor, is_sharded_like, local, with_local
+from fusedadam.tensors.shards import distributed_like, is_dtensor, is_sharded_like, with_local, with_shape
 
 LEFT_OUT = {"row": 1, "column": 2}  # the dimension, counted from the last
 
@@ -39,8 +38,10 @@ def placements_in(space: str, param: Tensor) -> list[Any]:
     """How a state is sharded: as its parameter, but replicated along what it leaves out."""
     from torch.distributed.tensor import Replicate
 
+    given = list(param.placements)  # type: ignore[attr-defined]
+    if space == "element":
+        return given
     left_out = None if space == "tensor" else param.dim() - LEFT_OUT[space]
-    given = param.placements  # type: ignore[attr-defined]
     replicated = [left_out is None or getattr(placement, "dim", None) == left_out for placement in given]
     return [Replicate() if alike else placement for alike, placement in zip(replicated, given, strict=True)]
 
@@ -49,23 +50,11 @@ def with_local_in(space: str, param: Tensor, shard: Tensor) -> Tensor:
     """A state that is sharded as its parameter is and has this local shard."""
     if space == "element" or not is_dtensor(param):
         return with_local(param, shard)
-    from torch.distributed.tensor import DTensor
-
-    shape, mesh = shape_in(space, param.shape), param.device_mesh  # type: ignore[attr-defined]
-    made: Any = DTensor.from_local(
-        shard.new_empty(shard.shape, device=mesh.device_type), mesh, placements_in(space, param), run_check=False,
-        shape=shape, stride=torch.empty(shape, device="meta").stride(),
-    )  # fmt: skip
-    made._local_tensor = shard  # with CPU offload it stays on the host
-    return made  # type: ignore[no-any-return]
+    return with_shape(param, shard, shape_in(space, param.shape), placements_in(space, param))
 
 
 def distributed_in(space: str, value: Tensor, param: Tensor) -> Tensor:
     """Shards or redistributes a whole state as its parameter asks."""
-    if space == "element" or is_sharded_in(space, value, param):
-        return distributed_like(value, param)
-    if not is_dtensor(param):
-        return value.full_tensor()  # type: ignore[attr-defined, no-any-return]
-    whole = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]
-    sharded = compat.distribute(whole.to(param.device), param.device_mesh, placements_in(space, param))  # type: ignore[attr-defined]
-    return with_local_in(space, param, local(sharded))
+    if is_sharded_in(space, value, param):
+        return value
+    return distributed_like(value, param, placements_in(space, param) if is_dtensor(param) else None)

@@ -1,4 +1,4 @@
-"""Layouts of tensors: which ones kernels can walk in place, and copies for the others.
+"""Layouts of tensors: which ones kernels can walk in place, copies for the others, and which tensors share memory.
 
 A kernel sees each tensor as one flat run of memory, so all roles of a parameter must be stored in the same order and
 without gaps. Contiguous, channels_last and transposed tensors are; others are copied before a launch and, if they were
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,8 @@ def overlaps(tensor: Tensor) -> bool:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a run of memory without gaps or overlaps, in any order."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted((d, s) for d, s in zip(tensor.stride(), tensor.shape, strict=True) if s != 1):
         if size == 0:
@@ -56,13 +59,21 @@ def dense_strides(tensor: Tensor, by_rows: bool = False) -> tuple[int, ...]:
     if not is_dense(tensor):
         strides = torch.empty_like(tensor, device="meta").stride()
     if by_rows and tensor.dim() > 1 and tensor.shape[0] > 1 and strides[0] * tensor.shape[0] != tensor.numel():
-        return torch.empty(tensor.shape, device="meta").stride()
+        return row_major_strides(tensor)
     return strides
 
 
 def row_major_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor of this shape whose elements are stored in their logical order."""
     return torch.empty(tensor.shape, device="meta").stride()
+
+
+def is_row_major(tensor: Tensor) -> bool:
+    """Whether the elements are stored in their logical order. Gaps between them do not count: copies have none."""
+    if tensor.is_contiguous() or is_dense(tensor):
+        return tensor.is_contiguous()
+    gapless = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
+    return gapless.is_contiguous()
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -78,8 +89,8 @@ def address_of(tensor: Tensor) -> int:
 
 def extent(tensor: Tensor) -> int:
     """The bytes from the first element to the end of the last."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.is_contiguous():
+        return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -89,8 +100,7 @@ def has_memory(tensor: Tensor) -> bool:
     if tensor.numel() == 0 or tensor._is_zerotensor():
         return True
     begin = tensor.storage_offset() * tensor.element_size()
-    needed = tensor.nbytes if tensor.is_contiguous() else extent(tensor)
-    return tensor.data_ptr() != 0 and begin + needed <= tensor.untyped_storage().nbytes()
+    return tensor.data_ptr() != 0 and begin + extent(tensor) <= tensor.untyped_storage().nbytes()
 
 
 class Span:
@@ -128,6 +138,22 @@ class Span:
         layout = {"version": 3, "typestr": f"|V{self.size}", "data": (self.begin, True)}
         layout |= {"shape": self._shape, "strides": self._strides}
         return np.asarray(SimpleNamespace(__array_interface__=layout))
+
+
+def sharing(tensors: Iterable[tuple[str, Tensor]], ignored: tuple[str, str] | None = None) -> Iterator[tuple[str, str]]:
+    """The names of tensors that share memory, pair by pair, unless they are ``ignored``."""
+    on_device: dict[torch.device, list[tuple[str, Span]]] = {}
+    for name, tensor in tensors:
+        if tensor.numel() and not tensor._is_zerotensor():
+            on_device.setdefault(tensor.device, []).append((name, Span(tensor)))
+    for spans in on_device.values():
+        before: list[tuple[str, Span]] = []  # spans that end after the next one begins
+        for name, span in sorted(spans, key=lambda named: named[1].begin):
+            before = [named for named in before if named[1].end > span.begin]
+            for other, theirs in before:
+                if (other, name) != ignored and span.shares(theirs):
+                    yield other, name
+            before.append((name, span))
 
 
 def has_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:

@@ -1,6 +1,9 @@
 """Sharded tensors (torch's DTensor): the local shard, and how a parameter is sharded.
 
 Kernels only see the local shard. For rules that sum, reduction.py reduces the sums over the processes.
+
+Shapes in docstrings are those of the last of 4 processes, for a parameter of shape (1000, 64): its local shard is
+(250, 64) with Shard(0), and (1000, 16) with Shard(1).
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def is_partial(tensor: Any) -> bool:
 
 
 def local(tensor: Any) -> Any:
-    """The local shard of a DTensor; any other tensor itself."""
+    """The local shard of a DTensor, (250, 64) of (1000, 64); any other tensor itself."""
     if not is_dtensor(tensor):
         return tensor
     shard = tensor._local_tensor
@@ -62,13 +65,15 @@ def is_sharded_like(tensor: Any, param: Tensor) -> bool:
     return bool(tensor.device_mesh == param.device_mesh and tensor.placements == param.placements)  # type: ignore[attr-defined]
 
 
-def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
-    """Shards or redistributes a tensor of the whole parameter's shape like the parameter."""
-    if is_sharded_like(tensor, param):
+def distributed_like(tensor: Tensor, param: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
+    """Shards or redistributes a whole tensor, (1000, 64), over the parameter's mesh, like the parameter or by
+    ``placements``."""
+    if placements is None and is_sharded_like(tensor, param):
         return tensor
     if not is_dtensor(param):
         return tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
-    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+    mesh = param.device_mesh  # type: ignore[attr-defined]
+    placements = param.placements if placements is None else placements  # type: ignore[attr-defined]
     if is_dtensor(tensor) and tensor.device_mesh == mesh:  # type: ignore[attr-defined]
         return tensor.redistribute(placements=placements)  # type: ignore[attr-defined, no-any-return]
     whole = tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
@@ -76,7 +81,7 @@ def distributed_like(tensor: Tensor, param: Tensor) -> Tensor:
 
 
 def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
-    """A tensor that is sharded like ``tensor`` and has this local shard."""
+    """A tensor, (1000, 64), that is sharded like ``tensor`` and has this local shard, (250, 64)."""
     if not is_dtensor(tensor):
         return shard
     # DTensor.from_local would move the shard to the mesh's device: with CPU offload it belongs on the host
@@ -86,18 +91,21 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 
 
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
-    """``blocks``, with one value for 32 neighbors of the last dimension, sharded like the parameter."""
+    """``blocks``, (250, 2), with one value for 32 neighbors of the last dimension, as a tensor, (1000, 2), that is
+    sharded like the parameter."""
     return with_shape(param, blocks, block_shape(param.shape))
 
 
-def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of another shape that is sharded along the same dimensions as ``tensor`` and has this local shard."""
+def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int], placements: Sequence[Any] | None = None) -> Tensor:
+    """A tensor of another shape that has this local shard, and is sharded along the same dimensions as ``tensor``, or
+    by ``placements``."""
     if not is_dtensor(tensor):
         return shard
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    placements = tensor.placements if placements is None else placements  # type: ignore[attr-defined]
     made: Any = DTensor.from_local(
         shard.new_empty(shard.shape, device=mesh.device_type), mesh, placements, run_check=False,
         shape=torch.Size(shape), stride=stride,
@@ -126,8 +134,10 @@ INDEX_FIELDS = ("_index", "_extent1", "_extent2", "_jump1", "_jump2", "_jump3") 
 class IndexMap(NamedTuple):
     """Where the i-th element of a shard is in the whole parameter, both counted row by row.
 
-    A shard along dimension 0 is one run. Other shards are runs of runs: ``extent1`` elements of the shard lie within
-    one item of the outermost dimension, and ``extent2`` of those within one of the next.
+    A shard along dimension 0 is one run: for (250, 64) of (1000, 64), only ``first`` is set, 48,000. Other shards are
+    runs of runs: ``extent1`` elements of the shard lie within one item of the outermost dimension, and ``extent2`` of
+    those within one of the next. For (1000, 16) of (1000, 64): ``first`` is 48, the first column; ``extent2`` is 16,
+    the length of a run; ``jump2`` is 64, from one run to the next; and ``extent1`` is all 16,000 elements.
     """
 
     first: int = 0
@@ -180,8 +190,8 @@ def index_map(param: Tensor) -> IndexMap:
 
 
 def local_shape(param: Tensor) -> tuple[int, ...]:
-    """The shape of the local shard. A shard without elements may have any that has none; here each dimension is as long
-    as what this process has of it."""
+    """The shape of the local shard. If it has no elements, torch may give it any shape that has none; here each
+    dimension is as long as the part that this process has of it."""
     here = local(param)
     if here.numel() or not is_dtensor(param) or param.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
         return tuple(here.shape)
@@ -259,13 +269,15 @@ class Sharding(NamedTuple):
     contributes: bool  # this process contributes to sums: of several replicas of a shard, only the first does
     splits_rows: bool  # rows (indices of dimension 0) are themselves sharded; else each is whole on its process
     strided: bool  # rows are distributed in strides (as FSDP2 does after tensor parallelism)
-    rows: int  # of the whole parameter
-    first_row: int  # of the local shard, unless strided
-    along: tuple[tuple[int, ...], ...]  # for each dimension of the parameter, the dimensions of the mesh that shard it
+    rows: int  # of the whole parameter: 1000
+    first_row: int  # of the local shard, unless strided: 750 with Shard(0)
+    along: tuple[tuple[int, ...], ...]  # for each dimension of the parameter, the dimensions of the mesh that shard it:
+    # ((0,), ()) with Shard(0), ((), (0,)) with Shard(1)
 
     @property
     def by_row_and_column(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The dimensions of the mesh that share out each row, and each column: the last two of the parameter."""
+        """The dimensions of the mesh that share out each row, and each column, of the last two dimensions: ((0,), ())
+        with Shard(1)."""
         return self.along[-1], self.along[-2]
 
     @property

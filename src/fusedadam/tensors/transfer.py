@@ -1,4 +1,4 @@
-"""Copies from the host to a device, without waiting for the device."""
+"""Copies from the host to a device and back, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusedadam.tensors.cuda_driver import SMALL, driver_of
 
+NOT_YET = -1.0
 _in_graphs: list[Tensor] = []  # never emptied: a graph may be replayed at any time
 
 
@@ -34,6 +35,14 @@ def pinned(array: npt.NDArray[Any]) -> Tensor:
     host = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True, device="cpu")
     host.numpy()[...] = array
     return keep_for_graph(host)
+
+
+def requested(numbers: Tensor) -> Tensor:
+    """A copy of numbers on the host, each NOT_YET until it has arrived; numbers on a CPU are returned themselves."""
+    if numbers.device.type == "cpu":
+        return numbers
+    host = torch.full(numbers.shape, NOT_YET, dtype=numbers.dtype, pin_memory=True, device="cpu")
+    return host.copy_(numbers, non_blocking=True)
 
 
 def update(tensor: Tensor, array: npt.NDArray[Any], rows: slice) -> None:

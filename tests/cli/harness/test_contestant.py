@@ -65,7 +65,7 @@ def test_formats_move_their_own_bytes(
 def test_states_are_counted_wherever_they_are_kept() -> None:
     params = parameters_with_gradients([(100, 100)], "cpu", F32)
     for name, kept in (("AdamW", 80_000), ("EmaAdamW", 120_000)):
-        for by in ("fusedadam", contestants.PEERS[name][0].name):
+        for by in ("fusedadam", contestants.peers_of(name)[0].name):
             optimizer = contestants.make(name, by, params)
             optimizer.step()
             assert kept <= contestant.state_bytes(optimizer, params) < kept * 1.02, (name, by)

@@ -19,8 +19,8 @@ def test_a_turn_is_many_calls_but_not_too_many() -> None:
         time.sleep(0.002)
 
     timer = Timer(step, "cpu", seconds=0.02)
-    before = calls
-    assert 2 <= timer.turn().ms < 100
+    before, began = calls, time.perf_counter()
+    assert 2 <= timer.turn().ms <= 1e3 * (time.perf_counter() - began)
     assert 1 <= calls - before <= 10
 
 

@@ -1,59 +1,205 @@
-"""Every flag and dtype is tried, and steps are as the cases say."""
+"""Every option, dtype and preset of a class is tried, and steps are as the cases say."""
 
 from __future__ import annotations
 
-import pytest
+import functools
+import itertools
+import sys
+import types
 
+import pytest
+import torch
+
+from fusedadam import DERIVED, OPTIONS, FusedOptimizer, State, checks
+from fusedadam.catalog import CATALOG
 from fusedadam.cli.verify import cases, steps
-from fusedadam.cli.verify.cases import (
-    BF16,
-    BY_HAND,
-    F16,
-    F32,
-    F64,
-    FLAGS,
-    MIXES,
-    OPTIMIZERS,
-    STORED,
-    Case,
-    chosen,
-    together,
-)  # fmt: skip
+from fusedadam.cli.verify.cases import CLIPPED, MIXES, Case, cases_of, together
+from fusedadam.cli.verify.run import verify
 from fusedadam.cli.verify.steps import Place
+from fusedadam.contract.storage import PRESETS
+from fusedadam.ops import clipped_by_norm, power
+from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
+from tests.support import BF16, F16, F32, F64
 
 EAGER = Place("cpu", "eager")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_value_of_every_flag_and_every_dtype_is_tried(optimizer):
-    found = chosen([optimizer], everything=False)
+def _scalars(step, lr, momentum, weight_decay, max_grad_norm):
+    return {"lr": lr, "keep": momentum, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+
+
+@rule(scalars=_scalars)
+def everything(
+    param: Value, grad: Value, slow: Value, momentum_buffer: Value, *,
+    lr: Scalar, keep: Scalar, weight_decay: Scalar, max_grad_norm: Scalar,
+    clipped: Flag, maximize: Flag, with_momentum: Flag, nesterov: Flag, cubic: Flag, squared: Flag,
+) -> Values:  # fmt: skip
+    if maximize:
+        grad = -grad
+    if clipped:
+        grad, norm = clipped_by_norm(grad, max_grad_norm)  # noqa: RUF059  no name may begin with _
+    grad = grad + weight_decay * param
+    if squared:
+        grad = grad * grad
+    elif cubic:
+        grad = grad * grad * grad
+    slow = slow + keep * (param - slow)
+    if with_momentum:
+        momentum_buffer = keep * momentum_buffer + grad
+        grad = grad + keep * momentum_buffer if nesterov else momentum_buffer
+    param = param - lr * grad
+    return param, slow, momentum_buffer
+
+
+class Everything(FusedOptimizer):
+    """With every kind of option that chooses between formulas; some of them exclude each other."""
+
+    rule = everything
+    states = {"slow": State(initial="param", dtype_option="slow_dtype"), "momentum_buffer": State(decay="momentum")}
+    options = OPTIONS | {
+        "momentum": checks.fraction, "nesterov": checks.boolean, "slow_dtype": checks.storage_dtype,
+        "shape": functools.partial(checks.one_of, allowed=("linear", "squared", "cubic")),
+    }  # fmt: skip
+    derived = DERIVED | {name: lambda group, name=name: group["shape"] == name for name in ("squared", "cubic")}
+
+    def __init__(self, params, lr=1e-2, momentum=0.0, weight_decay=0.0, nesterov=False, shape="linear"):
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, shape=shape,
+            max_grad_norm=None,
+        )  # fmt: skip
+
+    @classmethod
+    def check(cls, group, names=None):
+        super().check(group, names)
+        if group.get("nesterov") and not group.get("momentum"):
+            raise ValueError("nesterov=True needs momentum")
+
+
+VALUES = {
+    "max_grad_norm": {None, CLIPPED}, "maximize": {False, True}, "momentum": {0.0, 0.875}, "nesterov": {False, True},
+    "shape": {"linear", "squared", "cubic"},
+}  # fmt: skip
+
+
+@rule(scalars=lambda lr: {"lr": lr})
+def rooted(param: Value, grad: Value, *, lr: Scalar) -> Values:
+    param = param - lr * power(grad * grad, 0.3)
+    return param
+
+
+class Rooted(FusedOptimizer):
+    """With as little as possible: no state, no option but the learning rate."""
+
+    rule = rooted
+    states = {}
+    options = {"lr": checks.number}
+
+    def __init__(self, params, lr=0.125):
+        super().__init__(params, lr=lr)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    made = types.ModuleType("own_optimizers")
+    made.Everything, made.Rooted = Everything, Rooted
+    monkeypatch.setitem(sys.modules, "own_optimizers", made)
+    return "own_optimizers"
+
+
+def values_tried(tried):
+    defaults = {"max_grad_norm": None, "maximize": False, "momentum": 0.0, "nesterov": False, "shape": "linear"}
+    return {name: {{**defaults, **dict(case.changed)}[name] for case in tried} for name in VALUES}
+
+
+def test_every_value_of_every_option_every_dtype_and_preset_is_tried(module):
+    found = cases_of(f"{module}:Everything", everything=False)
+    assert values_tried(found) == VALUES
+    plain = [case for case in found if case.storage is None]
+    assert {(case.param, case.state) for case in plain} == set(MIXES)
+    assert [case.storage for case in found if case.storage] == list(PRESETS)
+    assert sum(case.scaled for case in found) == 1
+    assert len(set(found)) == len(found) <= len(MIXES) + len(PRESETS) + 1
+    assert len(together(found)) <= 4, "few combinations, since each has kernels of its own"
+
+
+def test_everything_is_every_combination_that_the_class_accepts(module):
+    found = cases_of(f"{module}:Everything", everything=True)
+    combinations = [dict(zip(VALUES, each, strict=True)) for each in itertools.product(*VALUES.values())]
+    allowed = [each for each in combinations if each["momentum"] or not each["nesterov"]]
+    assert len(set(found)) == len(found) == len(allowed) * (len(MIXES) + len(PRESETS))
+
+
+def test_options_that_need_others_come_when_those_are_there(module):
+    found = cases_of(f"{module}:Everything", everything=False)
+    assert all(dict(case.changed).get("momentum") for case in found if dict(case.changed).get("nesterov"))
+    assert any("nesterov=True" in case.title for case in found)
+
+
+def test_groups_differ_in_numbers_and_states_have_their_own_dtypes(module):
+    case = next(c for c in cases_of(f"{module}:Everything", everything=False) if c.param != c.state)
+    params = [torch.nn.Parameter(torch.ones(3, dtype=case.param)) for _ in range(2)]
+    optimizer = case.make(params, "eager")
+    first, second = optimizer.param_groups
+    assert (first["lr"], second["lr"], second["weight_decay"]) == (0.08, 0.02, 0.0625)
+    for param in (*first["params"], *second["params"]):
+        param.grad = param.detach().clone()
+    optimizer.step()
+    kept = optimizer.state[first["params"][0]]
+    assert {kept[name].dtype for name in kept if name != "step"} == {case.state}
+
+
+@pytest.mark.parametrize("name", ["Everything", "Rooted"])
+def test_every_case_runs_and_is_right(module, name):
+    for case in cases_of(f"{module}:{name}", everything=False):
+        result = verify(case, [EAGER], 0)
+        assert not result.failures, case.title
+        assert bool(result.errors) == case.is_judged
+
+
+def test_backends_may_differ_by_an_ulp_where_the_rule_takes_powers(module):
+    assert not any(case.has_same_bits for case in cases_of(f"{module}:Rooted", everything=False))
+    assert all(case.has_same_bits for case in cases_of(f"{module}:Everything", everything=False))
+
+
+@pytest.mark.parametrize("optimizer", CATALOG)
+def test_every_choice_dtype_and_preset_of_ours_is_tried(optimizer):
+    found = cases_of(optimizer, everything=False)
     assert {(c.param, c.state) for c in found} == set(MIXES)
-    for name, values in FLAGS[optimizer].items():
-        assert {dict(c.flags)[name] for c in found} == set(values), name
-    assert {c.storage for c in found} >= {None, "exact", "8bit"}
-    assert len(set(found)) == len(found) == len(BY_HAND[optimizer]) + len(STORED[optimizer])
+    assert [c.storage for c in found if c.storage] == list(PRESETS)
+    defaults = cases._defaults(optimizer)
+    for name, values in cases._values(optimizer).items():
+        assert {dict(c.changed).get(name, defaults.get(name)) or None for c in found} == {v or None for v in values}
+    assert len(set(found)) == len(found)
 
 
-def test_everything_is_every_combination():
-    found = chosen([*OPTIMIZERS], everything=True)
-    assert len(set(found)) == len(found) == (6 + 3) * (8 + 8 + 4 + 8 + 8 + 12 + 16 + 16 + 4 + 12 + 8 * 4 + 4 + 4 + 4)
+def test_every_way_to_clip_is_tried():
+    """None switches clipping off, whatever else is chosen: it comes last."""
+    found = [dict(c.changed) for c in cases_of("BertAdam", everything=False)]
+    assert {own.get("clip", "parameter") for own in found if "max_grad_norm" not in own} == {
+        "parameter",
+        "group",
+        "all",
+    }
+    assert {"max_grad_norm": None}.items() <= found[len(MIXES) - 1].items()
 
 
-def test_gradients_come_scaled_where_a_scaler_is_used():
-    assert {c.optimizer for c in chosen([*OPTIMIZERS], everything=False) if c.scaled} == set(cases.SCALED)
+def test_what_excludes_each_other_is_tried_apart():
+    found = [dict(c.changed) for c in cases_of("Lamb", everything=False)]
+    assert {"use_global_grad_norm": True} in found
+    assert any({"adam", "max_grad_norm", "maximize"} <= own.keys() for own in found)
 
 
 def test_no_case_is_lost_between_processes_and_what_shares_kernels_stays_together():
-    every = chosen([*OPTIMIZERS], everything=False)
+    every = [case for name in CATALOG for case in cases_of(name, everything=False)]
     tasks = together(every)
     assert sorted(c.title for task in tasks for c in task) == sorted(c.title for c in every)
-    assert len({(c.optimizer, c.flags, c.storage is None) for c in every}) == len(tasks)
+    assert len({(c.optimizer, c.changed, c.storage is None) for c in every}) == len(tasks)
     assert together(every[:1]) == [every[:1]]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", CATALOG)
 def test_formats_are_tried_on_tensors_that_have_blocks_and_on_others(optimizer):
-    case = next(c for c in chosen([optimizer], everything=False) if c.storage == "8bit")
+    case = next(c for c in cases_of(optimizer, everything=False) if c.storage == "8bit")
     assert case.title.endswith("storage='8bit'), parameters in bfloat16")
     step, *_ = steps.take(case, EAGER, 0)
     coded = [any(name.endswith("_codes") for name in own) for own in step.after]
@@ -69,20 +215,20 @@ def test_rules_are_seen_with_their_flags_as_the_case_says():
     case = Case("BertAdam", (("clip", "group"), ("maximize", True)), F32, F32)
     (step, *_), flags = steps.take(case, EAGER, 0), {"clip_group": True, "clip_all": False, "maximize": True}
     assert flags.items() <= dict(step.members[0].flags).items()
-    assert len({m.group for m in step.members}) == 5, "a schedule each, and none"
+    assert len({m.group for m in step.members}) == 2
 
 
 @pytest.mark.parametrize("param", [F32, BF16, F16, F64], ids=str)
 def test_adamp_projects_by_channel_by_layer_and_not_at_all(param, monkeypatch):
     made = spied(monkeypatch)
-    steps.take(next(c for c in chosen(["AdamP"], everything=False) if c.param == param), EAGER, 0)
+    steps.take(next(c for c in cases_of("AdamP", everything=False) if c.param == param), EAGER, 0)
     assert set(made[0].projections().values()) == {"none", "layer", "channel"}
 
 
 def test_clipping_clips(monkeypatch):
     made = spied(monkeypatch)
-    steps.take(next(c for c in chosen(["EmaAdamW"], everything=False) if "max_grad_norm" in c.options), EAGER, 0)
-    assert made[0].grad_norm > 1.2 * cases.OF_ALL
+    steps.take(next(c for c in cases_of("EmaAdamW", everything=False) if "max_grad_norm" in c.options), EAGER, 0)
+    assert made[0].grad_norm > 1.2 * CLIPPED
 
 
 def spied(monkeypatch):

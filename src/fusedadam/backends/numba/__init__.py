@@ -1,10 +1,12 @@
 """The Numba backend: a rule compiled for this CPU, at the speed of memory.
 
 kernel.py      the source of a stage's kernel
-load_store.py      the source that loads and stores a role in its format
+load_store.py  the source that loads and stores a role in its format
 sums.py        the source of the kernels that finish sums
-ops.py         the ops, for Numba
-threads.py     the threads they run on
+ops.py         the ops, for Numba: of rules and of codecs
+memory.py      loads, stores, and sums in memory on the stack
+calling.py     how a kernel is compiled and called
+threads.py     the threads that kernels run on
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from fusedadam.codegen import object_code
 from fusedadam.engine.backend import SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
-from fusedadam.formats import BLOCK
 from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
+from fusedadam.tensors.layout import BLOCK
 
 NEEDS_TENSORS = False
 CHUNK = 32768
@@ -42,14 +44,14 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
     def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
         visit, combine = stages[position]
 
-        def run(_: Sequence[Roles]) -> None:
+        def run_stage(_: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
                 return
             visit()
             if combine is not None:
                 combine()
 
-        return run
+        return run_stage
 
     return {position: runner(position) for position in stages}
 
@@ -68,7 +70,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     chunk_sizes = np.full_like(table.sizes, CHUNK)
     if stage.in_segments and not stage.by_columns:  # as in the kernel itself
         chunk_sizes = np.maximum(1, CHUNK // np.maximum(1, table.lengths(stage)))
-    chunks = table.column_chunks(kernel.BLOCK) if stage.by_columns else table.chunks(stage, chunk_sizes)
+    chunks = table.column_chunks(kernel.STRIP) if stage.by_columns else table.chunks(stage, chunk_sizes)
     # backwards, if this is not the first visit: what was visited last is still in the cache
     step = -1 if stage.position > START else 1
     tensor, first = (np.ascontiguousarray(a[::step], dtype=np.int64) for a in chunks)
@@ -85,7 +87,8 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     if "grad" in stage.reads:
         table.compile_scaled.append(scaled)
 
-    def run(_alive: object = arrays) -> None:
+    # a default argument, so that arrays whose addresses the kernel has live as long as the function
+    def visit_chunks(_alive: object = arrays) -> None:
         ready = plain
         if table.grad_scale is not None and "grad" in stage.reads:
             ready = scaled()
@@ -95,7 +98,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
         counter[0] = 0
         ready(threads)
 
-    return run
+    return visit_chunks
 
 
 def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
@@ -115,10 +118,10 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ca
 def _call(function: int, arguments: np.ndarray[Any, Any], *alive: object) -> Callable[[], None]:
     ready = _ready(function, arguments)
 
-    def run(_alive: object = alive) -> None:
+    def call_once(_alive: object = alive) -> None:
         ready(1)
 
-    return run
+    return call_once
 
 
 def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], None]:
@@ -126,10 +129,10 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
     call = np.array([function, arguments.ctypes.data], dtype=np.int64)
     trampoline, address = _compile("with_denormals", kernel.WITH_DENORMALS), call.ctypes.data
 
-    def run(threads: int, _alive: object = (call, arguments)) -> None:
+    def call_on_threads(threads: int, _alive: object = (call, arguments)) -> None:
         run_on_threads(trampoline, address, threads)
 
-    return run
+    return call_on_threads
 
 
 def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
@@ -179,6 +182,7 @@ def _compile(title: str, text: str) -> int:
 
 @functools.cache
 def made_for() -> str:
-    """What compiled code depends on besides a kernel's own source: Numba, the processor, and the ops."""
-    ops = Path(__file__).with_name("ops.py").read_text(encoding="utf-8")  # to import them is to import Numba
-    return f"{object_code.made_for()}\n{ops}"
+    """What compiled code depends on besides a kernel's own source: Numba, the processor, and its vocabulary."""
+    folder = Path(__file__).parent  # the files are read: to import them is to import Numba
+    texts = (folder.joinpath(f"{module}.py").read_text(encoding="utf-8") for module in kernel.VOCABULARY)
+    return "\n".join([object_code.made_for(), *texts])

@@ -28,16 +28,18 @@ ARGUMENTS = (
     "grad_scale",
     "per_block",  # always 32, but a compiler that knew it would unroll the loops over a block and not vectorize them
 )
+VOCABULARY = ("calling", "memory", "ops")  # modules whose names a kernel uses
+IMPORTS = "\n".join(f"from fusedadam.backends.numba.{module} import *" for module in VOCABULARY)
 # Calls a kernel: given the kernel's address and the address of the kernel's own arguments.
-WITH_DENORMALS = """
-from fusedadam.backends.numba.ops import *
+WITH_DENORMALS = f"""
+{IMPORTS}
 
 
 @c_function
 def run(_arguments):
     call_with_denormals(int64_at(_arguments, 0), int64_at(_arguments, 1))
 """
-BLOCK = 1024  # elements of short rows, or of formats by block, that are handled together
+STRIP = 1024  # elements of short rows, or of formats by block, that are handled together
 
 
 def source(
@@ -59,12 +61,12 @@ class _Writer:
     def lines(self) -> list[str]:
         stage, compute = self.stage, self.memory.compute
         return [
-            "from fusedadam.backends.numba.ops import *",
+            IMPORTS,
             "",
             f'number = NUMBER["{compute}"]',
-            *([f'_new, _get, _put = scratch("{compute}", {BLOCK})'] if stage.in_segments else []),
-            *([f'_new_words, _word_at, _put_word = scratch("int32", {BLOCK})'] if self.memory.by_block else []),
-            *([f'_new_floats, _float_at, _put_float = scratch("f32", {BLOCK})'] if self.memory.by_block else []),
+            *([f'_new, _get, _put = scratch("{compute}", {STRIP})'] if stage.in_segments else []),
+            *([f'_new_words, _word_at, _put_word = scratch("int32", {STRIP})'] if self.memory.by_block else []),
+            *([f'_new_floats, _float_at, _put_float = scratch("f32", {STRIP})'] if self.memory.by_block else []),
             *self.memory.head(),
             "",
             *(f"\n@inline\n{function}\n" for function in (*self.memory.functions(), *stage.functions)),
@@ -97,7 +99,7 @@ class _Writer:
                 f"    {name} = {memory.load(name, '0') if name in states else f'scalar({self.entry(name)})'}"
                 for name in stage.reads
             ),
-            f"    {self.results()} = update({', '.join(stage.reads)})",
+            f"    {stage.results} = update({', '.join(stage.reads)})",
             *indented(4, [line for name in stage.writes for line in store(name)]),
         ]
 
@@ -161,7 +163,7 @@ class _Writer:
         return [f"_hash = _mixed(add(multiply(word(_index + {index}), integer({SPREAD})), _key))"]
 
     def elements(self, start: str, count: str, visit: Sequence[str]) -> list[str]:
-        """Visits up to BLOCK elements from ``start`` on; in ``visit`` they are ``_i``, and ``_j`` from 0."""
+        """Visits up to STRIP elements from ``start`` on; in ``visit`` they are ``_i``, and ``_j`` from 0."""
         around = self.memory.by_block
         return [
             *([f"_begin, _n = {start}, {count}"] if around else []),
@@ -177,16 +179,16 @@ class _Writer:
         if self.memory.by_block:
             return [
                 "_stop = min(_first + _chunk_size, _size)",
-                f"for _run in range(_first, _stop, {BLOCK}):",
-                *indented(4, self.elements("_run", f"min({BLOCK}, _stop - _run)", self.visit())),
+                f"for _run in range(_first, _stop, {STRIP}):",
+                *indented(4, self.elements("_run", f"min({STRIP}, _stop - _run)", self.visit())),
             ]
         return ["for _i in range(_first, min(_first + _chunk_size, _size)):", *indented(4, self.visit())]
 
     def segments(self) -> list[str]:
-        """Rows of up to BLOCK elements: some at a time, their terms side by side. Longer ones: lane by lane."""
+        """Rows of up to STRIP elements: some at a time, their terms side by side. Longer ones: lane by lane."""
         stage, segment, visit = self.stage, SEGMENT[self.stage.space], self.visit()
         several_rows = [
-            f"_count, _stride, _terms = min({BLOCK} // _width, _stop - _first), _width, _width",
+            f"_count, _stride, _terms = min({STRIP} // _width, _stop - _first), _width, _width",
             "_start = _first * _width",
         ]
         one_segment = [
@@ -195,7 +197,7 @@ class _Writer:
             f"_terms = min({segment}, _width - _start)",
         ]
         short = [
-            *(several_rows if segment > BLOCK else one_segment),
+            *(several_rows if segment > STRIP else one_segment),
             *(
                 line
                 for r in stage.row_values
@@ -238,30 +240,24 @@ class _Writer:
         ]
         visit = [*self.column_values(), *visit]
         if stage.sums:
-            lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
-            added = [
-                f"_put(_lanes_{s.name}, _j, "
-                + (f"maximum({lane[s]}, _term_{s.name}))" if s.largest else f"{lane[s]} + _term_{s.name})")
-                for s in stage.sums
-            ]
+            visit = [*visit, *self.add()]
             long += [
-                f"for _j in range({LANES}):",
-                *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
+                *self.empty_lanes(str(LANES)),
                 f"for _column in range(0, _length, {LANES}):",
-                *indented(4, self.elements("_start + _column", f"min({LANES}, _length - _column)", [*visit, *added])),
+                *indented(4, self.elements("_start + _column", f"min({LANES}, _length - _column)", visit)),
             ]
         elif self.memory.by_block:
             long += [
-                f"for _run in range(_start, _start + _length, {BLOCK}):",
-                *indented(4, self.elements("_run", f"min({BLOCK}, _start + _length - _run)", visit)),
+                f"for _run in range(_start, _start + _length, {STRIP}):",
+                *indented(4, self.elements("_run", f"min({STRIP}, _start + _length - _run)", visit)),
             ]
         else:
             long += ["for _i in range(_start, _start + _length):", *indented(4, visit)]
-        both = [f"if _width <= {BLOCK}:", *indented(4, short), "else:", *indented(4, long)]
+        both = [f"if _width <= {STRIP}:", *indented(4, short), "else:", *indented(4, long)]
         return [
             f"_stop = min(_first + max(1, _chunk_size // min({segment}, _width)), _segments)",
             "while _first < _stop:",
-            *indented(4, both if segment > BLOCK else short),
+            *indented(4, both if segment > STRIP else short),
             *indented(4, self.finish()),
             "    _first += _count",
         ]
@@ -271,31 +267,42 @@ class _Writer:
         return [f"{c} = {self.memory.load(c, '_i - _shift')}" for c in self.stage.column_values]
 
     def columns(self) -> list[str]:
-        """Down a segment of up to BLOCK columns, row by row."""
+        """Down a segment of up to STRIP columns, row by row."""
         stage = self.stage
-        lane = {s: f"_get(_lanes_{s.name}, _j)" for s in stage.sums}
-        added = [
-            f"_put(_lanes_{s.name}, _j, "
-            + (f"maximum({lane[s]}, _term_{s.name}))" if s.largest else f"{lane[s]} + _term_{s.name})")
-            for s in stage.sums
-        ]
-        visit = [*self.column_values(), *self.visit(), *added]
+        visit = [*self.column_values(), *self.visit(), *self.add()]
         return [
-            f"_blocks = (_width + {BLOCK - 1}) // {BLOCK}",
+            f"_blocks = (_width + {STRIP - 1}) // {STRIP}",
             "_above = _first // _blocks",
-            f"_column = (_first - _above * _blocks) * {BLOCK}",
+            f"_column = (_first - _above * _blocks) * {STRIP}",
             "_matrix = _above // _column_segments",
             f"_top = (_above - _matrix * _column_segments) * {COLUMN_SEGMENT}",
-            f"_terms = min({BLOCK}, _width - _column)",
-            "for _j in range(_terms):",
-            *(f"    _put(_lanes_{s.name}, _j, number(0))" for s in stage.sums),
+            f"_terms = min({STRIP}, _width - _column)",
+            *self.empty_lanes("_terms"),
             f"for _down in range(_top, min(_top + {COLUMN_SEGMENT}, _height)):",
             "    _row = _matrix * _height + _down",
             *(f"    {r} = {self.memory.load(r, '_row')}" for r in stage.row_values),
             *(["    _shift = (_row - _matrix) * _width"] if stage.column_values else []),
             *indented(4, self.elements("_row * _width + _column", "_terms", visit)),
             "for _j in range(_terms):",
-            *(f"    _store_part(_at__part_{s.name}, _above * _width + _column + _j, {lane[s]})" for s in stage.sums),
+            *(
+                f"    _store_part(_at__part_{s.name}, _above * _width + _column + _j, _get(_lanes_{s.name}, _j))"
+                for s in stage.sums
+            ),
+        ]
+
+    def empty_lanes(self, count: str) -> list[str]:
+        puts = (f"    _put(_lanes_{s.name}, _j, number(0))" for s in self.stage.sums)
+        return [f"for _j in range({count}):", *puts]
+
+    def add(self) -> list[str]:
+        """Adds the terms of an element to the lanes at ``_j``."""
+
+        def joined(lane: str, term: str, largest: bool) -> str:
+            return f"maximum({lane}, {term})" if largest else f"{lane} + {term}"
+
+        return [
+            f"_put(_lanes_{s.name}, _j, {joined(f'_get(_lanes_{s.name}, _j)', f'_term_{s.name}', s.largest)})"
+            for s in self.stage.sums
         ]
 
     def finish(self) -> list[str]:
@@ -313,16 +320,8 @@ class _Writer:
         return [
             *(f"{r} = {memory.load(r, '_i')}" for r in stage.reads),
             *(["grad = divide(grad, _grad_scale)"] if self.scaled and "grad" in stage.reads else []),
-            f"{self.results()} = update({', '.join(self.arguments())})",
+            f"{stage.results} = update({', '.join(stage.arguments)})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, "_i", f"_new_{r}")),
             *(memory.store("grad", "_i", "grad") if self.scaled and memory.stores_grad else []),
         ]
-
-    def arguments(self) -> list[str]:
-        stage = self.stage
-        return [*stage.reads, *stage.row_values, *stage.column_values, *stage.scalars]
-
-    def results(self) -> str:
-        names = [*(f"_new_{r}" for r in self.stage.writes), *(f"_term_{s.name}" for s in self.stage.sums)]
-        return ", ".join(names) + "," * (len(names) == 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from fusedadam.backends.numba.kernel import IMPORTS
 from fusedadam.codegen import indented
 from fusedadam.rules.stages import Sum
 from fusedadam.rules.sums import UPPER_LANES
 
 _HEAD = f"""
-from fusedadam.backends.numba.ops import *
+{IMPORTS}
 
 number = NUMBER["f64"]
 load_f32, load_f64 = load("f32", "f64"), load("f64", "f64")

@@ -1,13 +1,16 @@
 """The Triton backend: a rule compiled for this GPU, at the speed of memory, one launch a stage for all tensors.
 
-kernel.py   the source of a stage's kernel
+kernel.py       the source of a stage's kernel, which is one of these:
+straight.py     straight through memory
+segments.py     along rows, or down columns
+writer.py       what they have in common
 load_store.py   the source that loads and stores a role in its format
-sums.py     the kernels that finish sums
-scalars.py  the source of the kernel for scalars on the device
+sums.py         the kernels that finish sums
+scalars.py      the source of the kernel for scalars on the device
 step_counts.py  the kernel that counts a step on the device
 launching.py    kernels that are ready to be launched, and queues of them
-direct.py   launches by CUDA's driver
-ops.py      the ops, for Triton
+direct.py       launches by CUDA's driver
+ops.py          the ops, for Triton
 identity.py     Triton's hash of itself, kept from process to process
 
 Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is how they are tested without a GPU.
@@ -31,10 +34,11 @@ from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars,
 from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
-from fusedadam.formats import BLOCK, FORMATS
+from fusedadam.formats import FORMATS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
+from fusedadam.tensors.layout import BLOCK
 from fusedadam.tensors.transfer import keep_for_graph, sent
 
 if ops.INTERPRETED:

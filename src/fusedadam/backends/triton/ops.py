@@ -67,11 +67,6 @@ def power(x, y):
 
 
 @triton.jit
-def cos(x):
-    return tl.cos(x)
-
-
-@triton.jit
 def _add(a, b):
     return a + b
 

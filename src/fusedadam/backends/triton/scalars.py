@@ -1,6 +1,6 @@
 """The Triton kernel for scalars on the device, as source text: from the list of operations of a rule's scalars.
 
-Every lane computes the scalars of one member. See ``fusedadam.engine.scalar_kernel`` for what is in which tensor.
+Every lane computes the scalars of one member. See ``fusedadam.engine.device_scalars`` for what is in which tensor.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fusedadam.codegen import indented
 from fusedadam.engine.backend import Kinds
+from fusedadam.engine.device_scalars import AT_F32, AT_F64, NUMBER
 from fusedadam.engine.launch_table import STEP
-from fusedadam.engine.scalar_kernel import AT_F32, AT_F64, NUMBER
 from fusedadam.rules.counts import LAST, SHIFTS, SIZES
 from fusedadam.rules.scalar_program import ARGUMENT_PREFIX, COUNT, Operand, ScalarProgram
 
@@ -43,7 +43,7 @@ def source(
         f"# scalars of {title}: {', '.join(scalars)}",
         "import triton",
         "import triton.language as tl",
-        "from fusedadam.backends.triton.ops import abs, cos, maximum, minimum, where",
+        "from fusedadam.backends.triton.ops import abs, maximum, minimum, where",
         "from fusedadam.backends.triton.ops import divide64 as divide, number64 as number, sqrt64 as sqrt",
         "",
         "",

@@ -30,7 +30,7 @@ from fusedadam.cli.bench import report
 from fusedadam.cli.bench.options import parse
 from fusedadam.cli.bench.page import page, png
 from fusedadam.cli.bench.report import Report, Set
-from fusedadam.cli.folding import say
+from fusedadam.cli.display import say
 from fusedadam.cli.harness.contestant import Make
 from fusedadam.cli.harness.measure import Conditions, measure, room
 from fusedadam.cli.harness.shapes import Shape, parameters, shrunk

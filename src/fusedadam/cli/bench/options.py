@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants, frame, optimizer_names
 from fusedadam.cli.bench.shapes_from import Unreadable, shapes_from
 from fusedadam.cli.harness import shapes
@@ -14,7 +15,7 @@ from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Pace
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-MEASURED_BY_DEFAULT = ["AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam"]  # all would take three times as long
+MEASURED_BY_DEFAULT = [name for name, entry in CATALOG.items() if entry.core]  # all would take three times as long
 FULL, QUICK = Pace(turns=7, seconds=0.06), Pace(turns=3, seconds=0.03)
 DESCRIPTION = (
     "Measures how fast a step is on this machine, ours and its peers'. Each runs in its own process, and they take "
@@ -35,10 +36,9 @@ EXAMPLES = {
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser("bench", DESCRIPTION, EXAMPLES)
-    known = list(optimizer_names.optimizers())
     add = parser.add_argument
     add("--optimizers", nargs="+", action="extend", type=optimizer_names.parse, metavar="NAME",
-        help=f"{', '.join(known)}, all (default: {', '.join(MEASURED_BY_DEFAULT)}; storage= with AdamW, and "
+        help=f"{', '.join(CATALOG)}, all (default: {', '.join(MEASURED_BY_DEFAULT)}; storage= with AdamW, and "
         f"with those named here). {optimizer_names.HINT}")  # fmt: skip
     add("--peers", nargs="+", choices=[*contestants.PEER_NAMES, "all", "none"], metavar="NAME",
         help=f"{', '.join(contestants.PEER_NAMES)}, all, none (default: all that are quickly ready)")  # fmt: skip
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _added(text: str) -> tuple[str, str]:
     optimizer, _, where = text.partition("=")
     module, _, name = where.partition(":")
-    if (optimizer not in optimizer_names.optimizers() and ":" not in optimizer) or not module or not name:
+    if (optimizer not in CATALOG and ":" not in optimizer) or not module or not name:
         must = "must be OPTIMIZER=MODULE:NAME, as AdamW=mypackage.optim:MyAdamW"
         raise argparse.ArgumentTypeError(f"{text!r} {must}")
     return optimizer_names.parse(optimizer), where

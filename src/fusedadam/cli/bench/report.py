@@ -11,7 +11,7 @@ import torch
 
 from fusedadam.cli import display
 from fusedadam.cli.contestants import OURS, PRESETS, Absent
-from fusedadam.cli.folding import room, say
+from fusedadam.cli.display import room, say
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
 VERSION = 2  # of the JSON file

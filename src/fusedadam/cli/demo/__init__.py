@@ -28,7 +28,7 @@ from fusedadam.cli.demo.picture import Pairs, Twins
 from fusedadam.cli.demo.speed import Speed, compare, pass_ms
 from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, STORED, TWIN, Training, train
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
-from fusedadam.cli.folding import room, say
+from fusedadam.cli.display import room, say
 
 STEPS, SECONDS = 150, 55
 ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)

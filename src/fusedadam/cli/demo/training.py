@@ -12,23 +12,20 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants, display
 from fusedadam.cli.contestants import OURS
 from fusedadam.cli.demo.transformer import TinyTransformer
 from fusedadam.cli.harness.contestant import state_bytes
 
 TURN, LONGEST_TURN = 5, 2.0  # steps per turn, unless a round of turns would take longer than these seconds
-ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-2}
-ADAM: dict[str, Any] = {"lr": 1e-3}  # no decay: inside the gradient it would undo what is learned about rare pairs
-# without bias correction the first steps are three times as large: training would diverge at 1e-3
-BERT: dict[str, Any] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
-
-OPTIONS = {"AdamW": ADAMW, "Adam": ADAM, "EmaAdamW": ADAMW, "AdamP": ADAMW, "BertAdam": BERT}
+# BertAdam has no bias correction, so its first steps are three times as large: training would diverge at 1e-3
+OPTIONS = {name: dict(entry.usual) for name, entry in CATALOG.items() if entry.core}
+OPTIONS["BertAdam"] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 # Each of ours comes after its peer, the first one that is installed; without a peer it is left out.
 OPTIMIZERS = [(name, by) for name in OPTIONS if (peer := contestants.first_peer(name)) for by in (peer, OURS)]
 STORED, TWIN = ("AdamW", "fusedadam-8bit"), ("AdamW", OURS)  # a bfloat16 model beside one in float32

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from fusedadam.cli import frame
+from fusedadam.cli.display import fold
 from fusedadam.cli.doctor.facts import NEVER_TESTED, Cache, Device, Facts, Threads, gather
 from fusedadam.cli.doctor.problems import Problem, find
-from fusedadam.cli.folding import fold
 from fusedadam.contract.memory import readable
 
 

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fusedadam.cli.children import born_deaf, stay_deaf
+from fusedadam.cli.children import ignore_sigint, sigint_blocked
 
 LONGEST_REASON = 200
 LONGEST_END = 5.0  # seconds for an idle process to exit, with everything that it has started
@@ -40,7 +40,7 @@ class Worker:
         self._connection, theirs = multiprocessing.Pipe()
         self._process: BaseProcess = _context(device).Process(target=serve, args=(theirs, name, made), daemon=False)
         try:
-            with born_deaf():
+            with sigint_blocked():
                 self._process.start()
         except KeyboardInterrupt:  # it comes at the end of that block, when the process has started
             self._idle = False
@@ -90,7 +90,7 @@ class Worker:
 
 def serve(connection: Connection, log: str, made: Callable[[], Any]) -> None:
     """Answers commands until the other side closes the connection. Errors are answers, too."""
-    stay_deaf()
+    ignore_sigint()
     if hasattr(os, "setsid"):
         os.setsid()  # so that it can be killed together with everything that it starts
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

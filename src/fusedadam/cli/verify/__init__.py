@@ -1,12 +1,10 @@
 """`fusedadam verify`: checks on this machine that every optimizer computes what it should.
 
-cases.py      which optimizers, flags and dtypes
-own_cases.py  the same for package.module:Class, from its signature, options and rule
-steps.py      steps as in a training, on tensors of awkward sizes and layouts
-judge.py      the rule in float64, and the error of a step against it
-judge_any.py  the same for package.module:Class; how large the error may be follows from the rule
-bounded.py    the numbers that it computes with
-run.py        every case in every place (device and backend), compared bit for bit and repeated
+cases.py    which options, dtypes and storage formats: all from the class, for ours and for package.module:Class alike
+steps.py    steps as in a training, on tensors of awkward sizes and layouts
+judge.py    the rule in float64, and how large the error of a step may be, which follows from the rule
+bounded.py  the numbers that it computes with
+run.py      every case in every place (device and backend), compared bit for bit and repeated
 
 Storage formats round stochastically: there the eager backend on the CPU is the reference, and all bits must be its.
 """
@@ -23,10 +21,10 @@ import torch
 
 import fusedadam
 from fusedadam import backends
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import display, frame, optimizer_names
-from fusedadam.cli.folding import room, say
-from fusedadam.cli.verify.cases import OPTIMIZERS, chosen
-from fusedadam.cli.verify.own_cases import own_cases
+from fusedadam.cli.display import room, say
+from fusedadam.cli.verify.cases import cases_of
 from fusedadam.cli.verify.run import Result, verify_all
 from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
 from fusedadam.contract.storage import PRESETS
@@ -44,10 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     places = list(_places(options))
     names = optimizer_names.chosen(options.optimizers or [optimizer_names.ALL])
-    cases = chosen([name for name in names if name in OPTIMIZERS], options.all)
-    cases += [case for name in names if name not in OPTIMIZERS for case in own_cases(name, options.all)]
+    cases = [case for name in names for case in cases_of(name, options.all)]
     if not options.json:
-        say(f"Verifying {', '.join(dict.fromkeys(c.optimizer for c in cases))} on {', '.join(map(str, places))}:")
+        say(f"Verifying {', '.join(names)} on {', '.join(map(str, places))}:")
         say(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
     results: list[Result] = []
     with display.progress(len(cases), "cases", lines=0 if options.json else 10, measuring=False) as progress:
@@ -64,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) -> None:
-    names = (*OPTIMIZERS, *sorted({result.case.optimizer for result in results if not result.case.is_ours}))
+    # in our order, and then those of others
+    names = (*CATALOG, *sorted({result.case.optimizer for result in results}))
     rows: dict[tuple[str, Place], dict[str, float]] = {(name, place): {} for name in names for place in places}
     for result in results:
         for place, (param, _) in result.errors.items():
@@ -88,17 +86,7 @@ def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) 
 
 
 def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]:
-    ours = [result for result in results if result.case.is_ours]
-    if ours:
-        states = max((states for result in ours for _, states in result.errors.values()), default=0.0)
-        yield (
-            f"\nAll {len(results)} cases are right, to within the 2 ulps of float32 (float64) that are promised, and "
-            f"half an ulp where 16 bits are stored; states are within {states:.2f} ulps."
-        )
-    else:
-        yield f"\nAll {len(results)} cases are right."
-    if others := dict.fromkeys(result.case.optimizer for result in results if not result.case.is_ours):
-        yield f"{', '.join(others)}: errors are within what rounding may add up to in the operations of the rule."
+    yield f"\nAll {len(results)} cases are right: errors are within what rounding may add up to in the rule."
     compared = [result for result in results if result.case.has_same_bits]
     if others := dict.fromkeys(result.case.optimizer for result in results if not result.case.has_same_bits):
         yield f"{', '.join(others)}: power() may differ by an ulp between backends, so their bits are not compared."
@@ -187,8 +175,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             "--optimizers mypackage.optim:MyAdam": "a FusedOptimizer of your own",
         },
     )
+    known = ", ".join(CATALOG)
     parser.add_argument("--optimizers", "--optimizer", nargs="+", action="extend", type=optimizer_names.parse,
-        metavar="NAME", help=f"only these of {', '.join(OPTIMIZERS)}, all. {optimizer_names.HINT}")  # fmt: skip
+        metavar="NAME", help=f"only these of {known}, all. {optimizer_names.HINT}")  # fmt: skip
     parser.add_device(action="append", help="only on this one; may be given again")
     parser.add_argument("--backend", choices=backends.NAMES, help="only this one")
     parser.add_argument("--all", action="store_true", help="every combination of flags and dtypes (takes minutes)")

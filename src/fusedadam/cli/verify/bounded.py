@@ -15,13 +15,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusedadam.cli.verify.judge import F64, ulp
 from fusedadam.rules import ops
 from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 
+F64 = torch.float64
+EXPONENT = 0x7FF0000000000000  # of a float64
 # Additions on the way of a term into its sum: along a lane, and in pairs of lanes. Everything above is in float64.
 ADDITIONS = SEGMENT["element"] // LANES + LANES.bit_length()
 Operand: TypeAlias = "Bounded | float"
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of ``dtype`` near ``values``."""
+    info = torch.finfo(dtype)
+    size = values.double().abs().clamp_min(info.tiny)
+    return (size.view(torch.int64) & EXPONENT).view(F64) * info.eps
 
 
 @dataclass
@@ -215,7 +223,7 @@ def _pair(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
     )
 
 
-# what a rule calls -> what is called with bounded numbers; judge_any.py adds sums over several parameters
+# what a rule calls -> what is called with bounded numbers; judge.py adds sums over several parameters
 MEANING: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.sqrt: sqrt, ops.abs: absolute, ops.where: where, ops.power: power,
     ops.maximum: _selected(torch.maximum), ops.minimum: _selected(torch.minimum),

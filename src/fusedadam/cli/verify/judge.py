@@ -1,31 +1,32 @@
-"""The judge: the rule itself, called as plain Python in float64 on what was stored before the step.
+"""The judge: the rule itself, called as plain Python on what was stored before the step. Nothing here is compiled.
 
-Nothing here is compiled, and only the source of the rule is shared with the backends. The error of a step is the
-distance of its results from the judge's, in units in the last place (ulps).
+Bounded numbers (bounded.py) take the place of tensors, and their functions that of our ops. So every result comes in
+float64, with the error that rounding may add up to in the operations of the rule: no rule needs limits of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, FunctionType
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fusedadam.cli.verify import bounded
+from fusedadam.cli.verify.bounded import F64, Bounded, Run, ulp
 from fusedadam.formats import compute_dtype
-from fusedadam.rules.clipping import clip_factor
+from fusedadam.rules import ops
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 
-F64 = torch.float64
-EXPONENT = 0x7FF0000000000000  # of a float64
 Roles: TypeAlias = Mapping[str, Tensor]
-
-PROMISED = 2.0  # ulps of the compute dtype, by docs/numerics.md
-OF_GRADIENTS = ("exp_avg", "grad_avg", "neg_pre_grad", "exp_avg_fast", "exp_avg_slow")  # as large as these
-OVER_ALL = ("clipped", "clip_all", "use_global_grad_norm")  # flags that take the norm of all gradients
-OF_AVERAGES = 1.0  # in addition, since the error of the parameter enters its average
+Place: TypeAlias = tuple[int, ...]  # of a call in the rule: instructions, the outermost first
+Results: TypeAlias = dict[str, Bounded]
+SUMS = {ops.group_sum: bounded.tensor_sum, ops.total: bounded.tensor_sum, ops.largest: bounded.largest}
 
 
 @dataclass(frozen=True)
@@ -52,129 +53,168 @@ class Verdict:
 
 def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: int) -> list[list[Verdict]]:
     """For each parameter, the error of each role that the rule writes in the ``step``-th step."""
-    scalars = {member.group: _scalars(rule, member.options, step) for member in members}
-    results = []
-    for member, clipped, result in zip(members, _clipped(members), after, strict=True):
-        results.append(list(_verdicts(rule, member, clipped, result, scalars[member.group])))
-    return results
+    scalars = {member.group: _scalars(rule, member, step) for member in members}
+    calls = [_Call(rule, member, scalars[member.group]) for member in members]
+    _evaluate(calls)
+    for call, stored in zip(calls, after, strict=True):
+        call.reload_what_is_stored_early(stored)
+    if any(call.reloaded for call in calls):
+        _evaluate(calls)
+    return [list(_verdicts(call, stored)) for call, stored in zip(calls, after, strict=True)]
 
 
-def _verdicts(rule: Rule, member: Member, clipped: Member, after: Roles, scalars: Roles) -> Iterator[Verdict]:
-    special = rule.specialize(member.flags, member.before["param"])
-    elements = [stage for stage in special.stages if stage.space == "element"]
-    early = [role for stage in elements[:-1] for role in stage.writes if role in special.states]
-    expected = _exact(rule, clipped, scalars)
-    if early:  # later stages read the stored, rounded values
-        expected["param"] = _exact(rule, _leading_to(rule, clipped, after, early, scalars), scalars)["param"]
-    terms = _sizes_of_terms(rule, clipped, scalars)
-    for role in special.outputs:
-        size = _size(role, clipped, expected[role], terms)
-        if role == "param" and special.by_rows and size.dim() > 1:  # a projection mixes the elements of a row
-            size = size.amax(tuple(range(1, size.dim())), keepdim=True).expand_as(size)
-        allowed = PROMISED + OF_AVERAGES * (role == "ema_params")
-        yield _compare(role, after[role], expected[role], size, allowed, compute_dtype(after["param"].dtype))
+def _scalars(rule: Rule, member: Member, step: int) -> dict[str, float]:
+    # with a tensor as the step, powers are computed by torch and not taken from our tables; in float64 that would
+    # be judged by its own rounding errors
+    is_float64 = member.before["param"].dtype == F64
+    count = float(step) if is_float64 else torch.tensor(float(step), dtype=F64)
+    return {name: float(value) for name, value in rule.scalars(step=count, **member.options).items()}
 
 
-def _scalars(rule: Rule, options: Mapping[str, Any], step: int) -> dict[str, Tensor]:
-    # with a tensor as the step, powers are computed by torch and not taken from our tables
-    made = rule.scalars(step=torch.tensor(float(step), dtype=F64), **options)
-    return {name: torch.tensor(float(value), dtype=F64) for name, value in made.items()}
+@dataclass
+class _Call:
+    """The rule's call for one parameter; ``reloaded``: roles, by their places among its results, that kernels store and
+    read again before the end."""
+
+    rule: Rule
+    member: Member
+    scalars: Mapping[str, float]
+    results: Results = field(default_factory=dict)
+    reloaded: dict[str, int] = field(default_factory=dict)
+    replaced: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        param = self.member.before["param"]
+        self.special = self.rule.specialize(self.member.flags, param)
+        self.dtype = compute_dtype(param.dtype)
+
+    def evaluate(self, shared: _Shared) -> None:
+        """Raises _Unknown at a sum over several parameters whose value is not known yet."""
+        run, param = Run(self.dtype, self.replaced), self.member.before["param"]
+        own = {name: ask(param, param.dtype) for name, ask in PARAM_SCALARS.items()}
+        numbers = {name: run.exact(value) for name, value in {**self.scalars, **own}.items()}
+        flags = {**self.member.flags, **{name: ask(param) for name, ask in PARAM_FLAGS.items()}}
+        before = {name: run.exact(value.double()) for name, value in self.member.before.items()}
+        new = _with_bounds(self.rule, self.member, shared)(
+            **{name: before.get(name) for name in self.rule.roles},
+            **{name: numbers[name] for name in self.rule.scalar_names},
+            **{name: flags.get(name, False) for name in self.rule.flags},
+        )
+        new = new if isinstance(new, tuple) else (new,)
+        self.results = {role: value for role, value in zip(self.rule.returned, new, strict=True) if value is not None}
+        # what was computed before it was stored and read again
+        self.results |= {role: run.computed[place] for role, place in self.reloaded.items()}
+
+    def reload_what_is_stored_early(self, stored: Roles) -> None:
+        elements = [stage for stage in self.special.stages if stage.space == "element"]
+        for role in (role for stage in elements[:-1] for role in stage.writes):
+            place = self.results[role].place
+            if place is not None:
+                self.reloaded[role], self.replaced[place] = place, stored[role]
 
 
-def _exact(rule: Rule, member: Member, scalars: Roles) -> dict[str, Tensor]:
-    param = member.before["param"]
-    own = {name: torch.tensor(float(ask(param)), dtype=F64) for name, ask in PARAM_SCALARS.items()}
-    numbers = {**scalars, **own}
-    flags = {**member.flags, **{name: ask(param) for name, ask in PARAM_FLAGS.items()}}
-    new = rule(
-        **{name: member.before[name].double() if name in member.before else None for name in rule.roles},
-        **{name: numbers[name] for name in rule.scalar_names},
-        **{name: flags.get(name, False) for name in rule.flags},
-    )
-    return {role: value for role, value in zip(rule.returned, new, strict=True) if value is not None}
+class _Unknown(Exception):
+    """A sum over several parameters, and this parameter's part of it."""
+
+    def __init__(self, place: Place, over: Any, part: Bounded, is_largest: bool) -> None:
+        self.place, self.over, self.part, self.is_largest = place, over, part, is_largest
 
 
-def _clipped(members: Sequence[Member]) -> Iterator[Member]:
-    """Clips gradients by norms over several parameters, since a rule sees only one."""
-
-    def norm_of(member: Member) -> Any:
-        if member.flags.get("clip_group"):
-            return member.group
-        return "all" if any(member.flags.get(name) for name in OVER_ALL) else None
-
-    squares: dict[Any, Tensor] = {}
-    for member in members:
-        own = member.before["grad"].double().square().sum()
-        squares[norm_of(member)] = squares.get(norm_of(member), torch.zeros((), dtype=F64)) + own
-    for member in members:
-        if norm_of(member) is None:
-            yield member
-            continue
-        norm, limit = squares[norm_of(member)].sqrt(), torch.tensor(float(member.options["max_grad_norm"]), dtype=F64)
-        divides = member.flags.get("use_global_grad_norm")
-        factor = 1 / norm.clamp_min(1.0) if divides else clip_factor(norm, limit)
-        grad = member.before["grad"].double() * factor
-        flags = {name: on and name not in (*OVER_ALL, "clip_group") for name, on in member.flags.items()}
-        yield replace(member, before={**member.before, "grad": grad}, flags=flags)
+# by place, and by what they are over: the values of sums over several parameters, and their errors
+_Shared: TypeAlias = dict[tuple[Place, Any], tuple[Tensor, Tensor]]
 
 
-def _leading_to(rule: Rule, member: Member, after: Roles, names: Sequence[str], scalars: Roles) -> Member:
-    """With old states from which the rule computes exactly what was stored: each new state is linear in its old one."""
-
-    def results(x: float) -> dict[str, Tensor]:
-        states = {name: torch.full_like(member.before[name], x, dtype=F64) for name in names}
-        return _exact(rule, replace(member, before={**member.before, **states}), scalars)
-
-    none, one = results(0.0), results(1.0)
-    found = {name: (after[name].double() - none[name]) / (one[name] - none[name]) for name in names}
-    return replace(member, before={**member.before, **found})
-
-
-def _sizes_of_terms(rule: Rule, member: Member, scalars: Roles) -> Roles:
-    """The size of results if first moment and gradient did not cancel: their rounding errors scale with it. That of the
-    parameter is its update's."""
-    roles = {name: value.double().abs() for name, value in member.before.items()}
-    roles["param"] = torch.zeros_like(roles["param"])
-    if member.flags.get("maximize"):
-        roles["grad"] = -roles["grad"]
-    return {role: value.abs() for role, value in _exact(rule, replace(member, before=roles), scalars).items()}
-
-
-def _size(role: str, member: Member, expected: Tensor, terms: Roles) -> Tensor:
-    """The numbers whose ulps count: errors of a sum scale with its terms."""
-    size = torch.maximum(member.before[role].double().abs(), expected.abs())
-    param = member.before["param"].double().abs()
-    if expected.shape != param.shape:  # it has one value for the whole parameter
-        return size
-    if role in ("param", "ema_params"):
-        return torch.maximum(torch.maximum(size, param), 2 * terms["param"])
-    if role in (
-        "momentum_buffer",
-        "acc_delta",
-        "exp_avg_diff",
-    ):  # what is added is as large, and has been rounded before
-        return 2 * (member.before[role].double().abs() + expected.abs() + terms[role])
-    part = member.before["grad"].double().abs() + member.options["weight_decay"] * param
-    return torch.maximum(size, part if role in OF_GRADIENTS else part * part)
+def _evaluate(calls: Sequence[_Call]) -> None:
+    """Calls the rule for all parameters, again and again until all sums over several of them are known."""
+    shared: _Shared = {}
+    while True:
+        unknown: list[_Unknown] = []
+        for call in calls:
+            try:
+                call.evaluate(shared)
+            except _Unknown as found:
+                unknown.append(found)
+        if not unknown:
+            return
+        # of several sums the first: a parameter that waits for another sum has no term in this one, or is not there yet
+        first = min(found.place for found in unknown)
+        for over in {found.over for found in unknown if found.place == first}:
+            parts = [found for found in unknown if (found.place, found.over) == (first, over)]
+            values, errors = (torch.stack([getattr(p.part, name) for p in parts]) for name in ("value", "error"))
+            is_largest = parts[0].is_largest
+            shared[first, over] = (values.amax(0), errors.amax(0)) if is_largest else (values.sum(0), errors.sum(0))
 
 
-def _compare(role: str, got: Tensor, expected: Tensor, size: Tensor, allowed: float, compute: torch.dtype) -> Verdict:
+def _with_bounds(rule: Rule, member: Member, shared: _Shared) -> Rule:
+    """The same rule, and helpers that it calls, with ops that take bounded numbers."""
+
+    def over_several(op: Callable[..., Any]) -> Callable[[Bounded], Bounded]:
+        def answer(x: Bounded) -> Bounded:
+            place, over = _place(sys._getframe(1)), member.group if op is ops.group_sum else "all"
+            if (place, over) not in shared:
+                raise _Unknown(place, over, SUMS[op](x), op is ops.largest)
+            return x.run.unrounded(*shared[place, over])
+
+        return answer
+
+    meaning: dict[Callable[..., Any], Callable[..., Any]] = {**bounded.MEANING, **{op: over_several(op) for op in SUMS}}
+    made: dict[FunctionType, FunctionType] = {}
+
+    def rebuilt(function: FunctionType) -> FunctionType:
+        if function not in made:
+            names = dict(function.__globals__)
+            made[function] = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+            for name in function.__code__.co_names:
+                called = names.get(name)
+                if isinstance(called, FunctionType):
+                    names[name] = meaning[called] if called in meaning else rebuilt(called)
+        return made[function]
+
+    bounded_rule = copy.copy(rule)
+    bounded_rule.update = rebuilt(cast(FunctionType, rule.update))
+    bounded_rule.opening = None if rule.opening is None else rebuilt(cast(FunctionType, rule.opening))
+    return bounded_rule
+
+
+def _place(frame: FrameType | None) -> Place:
+    place: list[int] = []
+    while frame is not None and frame.f_globals is not globals():
+        place.insert(0, frame.f_lasti)
+        frame = frame.f_back
+    return tuple(place)
+
+
+def _verdicts(call: _Call, after: Roles) -> Iterator[Verdict]:
+    for role in call.special.outputs:
+        yield _compare(role, call.member.before[role], after[role], call.results[role], call.dtype)
+
+
+def _compare(role: str, before: Tensor, got: Tensor, result: Bounded, compute: torch.dtype) -> Verdict:
     if not got.numel():
         return Verdict(role, 0.0, 0.0)
-    error = (got.double() - expected).abs().nan_to_num_(nan=torch.inf)
-    limit = allowed * ulp(size, compute)
+    expected, limit = (x.expand(got.shape) for x in (result.value, result.error))
+    stored = expected.to(got.dtype)
+    # an overflow, or the NaN of a rule that divides by zero, is right if it is expected
+    is_same = (got == stored) | (got.isnan() & stored.isnan())
+    error = torch.where(is_same & ~got.isfinite(), 0.0, (got.double() - expected).abs().nan_to_num(nan=torch.inf))
+    size = torch.maximum(before.double().abs(), _finite(expected).abs())
+    if compute == F64:
+        limit = 2 * limit  # the judge rounds, too
     if torch.finfo(got.dtype).eps > torch.finfo(compute).eps:
-        limit += 0.5 * ulp(expected, got.dtype)
-    return largest_error(role, got, expected, error / limit, error / ulp(size, got.dtype))
-
-
-def largest_error(role: str, got: Tensor, expected: Tensor, of_allowed: Tensor, ulps: Tensor) -> Verdict:
+        limit = limit + 0.5 * ulp(_finite(expected.abs() + limit), got.dtype)
+    of_allowed = torch.where((error == 0) | limit.isinf(), 0.0, error / limit)
     at = tuple(int(k) for k in np.unravel_index(int(of_allowed.argmax()), tuple(got.shape)))
-    return Verdict(role, float(ulps.max()), float(of_allowed[at]), at, float(expected[at]), float(got[at]))
+    ulps = float((error / ulp(size, got.dtype)).max())
+    return Verdict(role, ulps, float(of_allowed[at]), at, float(expected[at]), float(got[at]))
 
 
-def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance between neighbouring numbers of ``dtype`` near ``values``."""
-    info = torch.finfo(dtype)
-    size = values.double().abs().clamp_min(info.tiny)
-    return (size.view(torch.int64) & EXPONENT).view(F64) * info.eps
+def _finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def calls(update: Callable[..., Any], op: Callable[..., Any]) -> bool:
+    """Whether a rule calls this op, itself or in a helper."""
+    assert isinstance(update, FunctionType)
+    used = [update.__globals__.get(name) for name in update.__code__.co_names]
+    functions = [found for found in used if isinstance(found, FunctionType)]
+    return any(found is op or (found not in bounded.MEANING and calls(found, op)) for found in functions)

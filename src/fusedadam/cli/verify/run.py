@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from fusedadam.cli.children import born_deaf, stay_deaf
+from fusedadam.cli.children import ignore_sigint, sigint_blocked
 from fusedadam.cli.optimizer_names import optimizer_class
-from fusedadam.cli.verify import judge, judge_any
 from fusedadam.cli.verify.cases import Case, together
+from fusedadam.cli.verify.judge import judge
 from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
 
 SEVERAL = 3  # threads in the first run; the second has one
@@ -102,9 +102,6 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
     if not case.is_judged:
         return None, []
     rule = optimizer_class(case.optimizer).rule
-    # what is promised in ulps is not about states by row and column, whose terms are added one after the other
-    by_line = any(space in ("row", "column") for space in rule.spaces.values())
-    judging = (judge if case.is_ours and not by_line else judge_any).judge
     param, states, complaints = [0.0], [0.0], []
     for number, step in enumerate(steps, start=1):
         if not step.members:
@@ -112,7 +109,7 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
                 complaints.append(f"a step with infinite gradients has to be skipped, but changed {apart}")
             continue
         with _threads(1):  # the tensors are small, and threads of several processes would wait for each other
-            judged = judging(rule, step.members, step.values, number)
+            judged = judge(rule, step.members, step.values, number)
         for (shape, layout), verdicts in zip(LAYOUTS, judged, strict=True):
             for verdict in verdicts:
                 (param if verdict.role == "param" else states).append(verdict.ulps)
@@ -141,9 +138,9 @@ def verify_all(cases: Sequence[Case], places: Sequence[Place], seed: int, jobs: 
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes must not spin while they wait
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=stay_deaf)
+    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=ignore_sigint)
     try:
-        with born_deaf():
+        with sigint_blocked():
             futures = {pool.submit(_verify_task, task, places, seed): task for task in tasks}
         for future in concurrent.futures.as_completed(futures):
             try:

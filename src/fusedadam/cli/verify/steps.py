@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedadam.cli.verify.bounded import F64
 from fusedadam.cli.verify.cases import Case
-from fusedadam.cli.verify.judge import F64, Member
+from fusedadam.cli.verify.judge import Member
 from fusedadam.contract.role_arrays import value_of, weight_of
 
 STEPS = 3
@@ -128,9 +129,9 @@ def _away_from_zero(shape: tuple[int, ...], generator: torch.Generator) -> Tenso
 
 
 def _gradient(case: Case, param: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """For AdamP clearly perpendicular to each row, or to the whole parameter, or to neither."""
+    """Clearly perpendicular to each row, or to the whole parameter, or to neither, as AdamP distinguishes them."""
     grad = _away_from_zero(tuple(param.shape), generator)
-    if case.optimizer == "AdamP" and param.dim() > 1:
+    if param.dim() > 1:
         if k % 3 == 2:
             return torch.copysign(grad, param.double()).to(case.param)
         rows, raw = (t.double().reshape(t.shape[0] if k % 3 == 0 else 1, -1) for t in (param, grad))

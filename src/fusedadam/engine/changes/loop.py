@@ -60,8 +60,8 @@ def at(context, address, index):
 
 
 @intrinsic
-def differs(context, address, index, value):
-    """Whether the word at ``index`` is another than ``value``, which it then becomes."""
+def exchange(context, address, index, value):
+    """Stores ``value`` as the word at ``index``; returns whether it changed."""
 
     def emit(context, b, signature, args):
         place = b.gep(b.inttoptr(args[0], I64.as_pointer()), [args[1]])
@@ -107,8 +107,8 @@ def compare(words, most_dimensions, found, kind, layout, address, slot):
     impl_at, storage_at, dimensions_at, offset_at, kind_at, keys_at, data_at, nbytes_at, deleter_at, _, shared = words
     impl = at(found, impl_at)
     count = at(impl, dimensions_at)
-    changed = differs(layout, LAYOUT_KIND, at(impl, kind_at) & HALF_WORD)
-    changed |= differs(layout, LAYOUT_KEYS, at(impl, keys_at)) | differs(layout, LAYOUT_COUNT, count)
+    changed = exchange(layout, LAYOUT_KIND, at(impl, kind_at) & HALF_WORD)
+    changed |= exchange(layout, LAYOUT_KEYS, at(impl, keys_at)) | exchange(layout, LAYOUT_COUNT, count)
     if count > most_dimensions:
         return CHANGED
     sizes = impl + WORD * (dimensions_at + 1)
@@ -116,8 +116,8 @@ def compare(words, most_dimensions, found, kind, layout, address, slot):
         sizes = at(sizes, 0)
     strides = sizes + WORD * max(count, INLINE)
     for d in range(count):
-        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d, at(sizes, d))
-        changed |= differs(layout, LAYOUT_DIMENSIONS + 2 * d + 1, at(strides, d))
+        changed |= exchange(layout, LAYOUT_DIMENSIONS + 2 * d, at(sizes, d))
+        changed |= exchange(layout, LAYOUT_DIMENSIONS + 2 * d + 1, at(strides, d))
     begin, needed = 0, at(slot, SLOT_NEEDED)
     if needed > 0:  # a storage may have shrunk under its tensor, to nothing or to less than it needs
         storage = at(impl, storage_at)
@@ -129,7 +129,7 @@ def compare(words, most_dimensions, found, kind, layout, address, slot):
         if offset + needed > at(storage, nbytes_at):
             return CHANGED
         begin = at(storage, data_at) + offset
-    moved = differs(address, 0, begin)
+    moved = exchange(address, 0, begin)
     return CHANGED if changed else MOVED if moved else SAME
 
 
@@ -149,15 +149,15 @@ def prefetch_slot(hint):
 def remember(words, hint, found, here, owner):
     """Where a tensor is: its Python and C++ objects and its storage; the dict that leads to a state, and what leads
     from a parameter to its gradient. Addresses only: the objects may be gone by the next time."""
-    if differs(hint, 0, found) | differs(hint, 1, here):
+    if exchange(hint, 0, found) | exchange(hint, 1, here):
         impl_at, storage_at = words[0], words[1]
         impl, outer = at(here, impl_at), at(found, impl_at)
-        differs(hint, 2, impl)
-        differs(hint, 3, at(impl, storage_at))
-        differs(hint, 4, owner if owner else outer)
-        differs(hint, 5, at(owner, DICT_KEYS) if owner else at(outer, AUTOGRAD))
-        differs(hint, 6, owner if owner else at(impl, words[9]))  # the version, which is incremented after the step
-        differs(hint, 7, owner if owner else at(outer, words[9]))
+        exchange(hint, 2, impl)
+        exchange(hint, 3, at(impl, storage_at))
+        exchange(hint, 4, owner if owner else outer)
+        exchange(hint, 5, at(owner, DICT_KEYS) if owner else at(outer, AUTOGRAD))
+        exchange(hint, 6, owner if owner else at(impl, words[9]))  # the version, which is incremented after the step
+        exchange(hint, 7, owner if owner else at(outer, words[9]))
 
 
 @numba.njit(error_model="numpy")
@@ -235,13 +235,13 @@ def look(a):
             else:  # a DTensor
                 here = at(found, a[LOCAL_AT])
                 answer_here = compare(words, most_dimensions, here, at(slot, SLOT_LOCAL_TYPE), layout, address, slot)
-                other_specs |= differs(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
+                other_specs |= exchange(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
             if answer_here != CHANGED:
                 remember(words, hints + WORD * HINT_WORDS * k, found, here, owner)
         if kind == STEP and answer_here == MOVED:  # no longer a view of the optimizer's own counts
             answer_here = CHANGED
         answer = max(answer, answer_here)
-    differs(a[OTHER_SPECS], 0, other_specs)
+    exchange(a[OTHER_SPECS], 0, other_specs)
     return answer
 
 

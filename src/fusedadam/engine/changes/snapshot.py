@@ -51,7 +51,8 @@ class Snapshot:
     ones, and the tensors that come with the answer are the ones that have them: another thread may replace a gradient
     at any time, but its memory stays as long as they are kept.
 
-    ``params`` and ``states`` are the optimizer's, handed in anew each time; their order counts.
+    ``params`` and ``states`` are the optimizer's, handed in anew each time; their order counts. ``compare`` is one
+    of two functions: the compiled loop's (``prepare_loop``), or ``_plain_look``'s.
     """
 
     def __init__(
@@ -211,12 +212,13 @@ def _slot_words(snapshot: Snapshot, tensors: Sequence[Any], params: list[Tensor]
     slots = np.zeros((len(tensors), names.SLOT_WORDS), dtype=np.int64)
     owned, grad = list(states.values()), torch._C.TensorBase.__dict__["grad"]
     _, get_grad, _, _, closure = (ctypes.c_uint64 * 5).from_address(_definition(grad))  # PyGetSetDef
+    has_own_grad = {cls: inspect.getattr_static(cls, "grad") is not grad for cls in {*map(type, params)}}
     for row, slot, tensor, spec in zip(slots, snapshot.slots, tensors, snapshot.specs, strict=True):
         if isinstance(slot.what, str):
             row[names.SLOT_ENTRY], row[names.SLOT_DICT_SHAPE] = _entry(owned[slot.state], slot.what)
         elif slot.what == PARAM:
             row[names.SLOT_TRACKED] = not tensor.is_inference()
-        elif not closure and inspect.getattr_static(type(params[slot.param]), "grad") is grad:
+        elif not closure and not has_own_grad[type(params[slot.param])]:
             row[names.SLOT_ENTRY] = get_grad
         row[names.SLOT_PARAM], row[names.SLOT_STATE] = slot.param, slot.state
         row[names.SLOT_KIND], row[names.SLOT_KEY] = slot.code, id(slot.what)

@@ -1,31 +1,9 @@
 from typing import Any
 
-from fusedadam.ascend import missing
-from fusedadam.ascend.optimizers import (
-    NpuFusedAdadelta,
-    NpuFusedAdam,
-    NpuFusedAdamP,
-    NpuFusedAdamW,
-    NpuFusedBertAdam,
-    NpuFusedLamb,
-    NpuFusedOptimizerBase,
-    NpuFusedRMSprop,
-    NpuFusedRMSpropTF,
-    NpuFusedSGD,
-)
+from fusedadam.ascend import missing, optimizers
+from fusedadam.ascend.optimizers import *
 
-__all__ = [
-    "NpuFusedAdadelta",
-    "NpuFusedAdam",
-    "NpuFusedAdamP",
-    "NpuFusedAdamW",
-    "NpuFusedBertAdam",
-    "NpuFusedLamb",
-    "NpuFusedOptimizerBase",
-    "NpuFusedRMSprop",
-    "NpuFusedRMSpropTF",
-    "NpuFusedSGD",
-]
+__all__ = optimizers.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fusedadam.engine.host_scalars import HostScalars
+from fusedadam.engine.scalars import HostScalars
 from fusedadam.engine.step_counts import HOST, StepCounts
 from fusedadam.optimizers.adamw import adam
+from tests.support import options_of
 
 NAMES = adam.hyper_parameters
 
@@ -23,14 +24,14 @@ def scalars(groups, counted, uncounted=()):
 
 
 def test_one_set_for_each_group_when_all_are_at_the_same_step():
-    sets, whose = scalars([0, 1, 0], [0, 1, 2]).of(np.array([5.0, 5.0, 5.0]), [options(0.1), options(0.2)])
+    sets, whose = scalars([0, 1, 0], [0, 1, 2]).of(np.array([5.0, 5.0, 5.0]), options_of([options(0.1), options(0.2)]))
     assert len(sets) == 2
     assert whose.tolist() == [0, 1, 0]
     assert sets[0] == adam.scalars(step=5.0, **dict(zip(NAMES, options(0.1), strict=True)))
 
 
 def test_one_set_for_each_step_that_occurs():
-    sets, whose = scalars([0, 0, 0], [0, 1, 2]).of(np.array([5.0, 6.0, 5.0]), [options(0.1)])
+    sets, whose = scalars([0, 0, 0], [0, 1, 2]).of(np.array([5.0, 6.0, 5.0]), options_of([options(0.1)]))
     assert len(sets) == 2
     assert whose.tolist() == [0, 1, 0]
 
@@ -39,13 +40,15 @@ def test_a_member_without_elements_has_scalars_and_no_count():
     own = scalars([0, 1], [], uncounted=[0, 1])
     assert own
     assert not own.counts_any
-    _, whose = own.of(np.zeros(0), [options(0.1), options(0.2)])
+    _, whose = own.of(np.zeros(0), options_of([options(0.1), options(0.2)]))
     assert len(set(whose.tolist())) == 2
 
 
 def test_a_tensor_lr_is_read():
-    with_tensor, _ = scalars([0], [0]).of(np.array([1.0]), [options(torch.tensor(0.5, dtype=torch.float64))])
-    with_number, _ = scalars([0], [0]).of(np.array([1.0]), [options(0.5)])
+    with_tensor, _ = scalars([0], [0]).of(
+        np.array([1.0]), options_of([options(torch.tensor(0.5, dtype=torch.float64))])
+    )
+    with_number, _ = scalars([0], [0]).of(np.array([1.0]), options_of([options(0.5)]))
     assert with_tensor == with_number
 
 

@@ -1,0 +1,106 @@
+"""Warnings of what is likely a mistake, once each: options that are misspelt in a group, and bfloat16 states.
+
+torch keeps every key of a group that it does not know, and so do we: schedulers and users store things of their own
+there. A key that is nearly the name of an option is more likely a mistake.
+
+Where both parameters and states are bfloat16, steps too small for them are lost, silently. The warning names the line
+that makes the optimizer. This package's own commands measure and verify such optimizers on purpose, and are not warned.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fusedadam.contract.declarations import Group
+
+if TYPE_CHECKING:
+    from fusedadam.contract.base import FusedOptimizer
+
+# A longer name leaves less room for another word: "betas" and "meta", "wd_ratio" and "lr_ratio" differ by two letters.
+SHORTEST, LONG = 5, 10
+
+
+def warn_of_misspelt(optimizer: str, keys: Iterable[object], options: Iterable[str]) -> None:
+    """Warns once for each key that has no effect and is close to the name of an option."""
+    known = list(options)
+    for key in keys:
+        if isinstance(key, str) and key not in known:
+            meant = next((option for option in known if _is_misspelt(key, option)), None)
+            if meant is not None:
+                _warn_of_misspelt_once(optimizer, key, meant)
+
+
+def _is_misspelt(key: str, option: str) -> bool:
+    if key.lower().replace("-", "_") == option:
+        return True
+    if len(option) < SHORTEST:
+        return False
+    if sorted(key) == sorted(option):  # letters in another order
+        return True
+    return _letters_off(key, option) <= (2 if len(option) >= LONG else 1)
+
+
+def _letters_off(a: str, b: str) -> int:
+    """How many letters are missing, extra or others."""
+    changes = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
+
+
+@functools.cache
+def _warn_of_misspelt_once(optimizer: str, key: str, meant: str) -> None:
+    warnings.warn(
+        f"fusedadam: a group of {optimizer} has {key!r}, which is not an option and has no effect; did you mean "
+        f"{meant!r}?",
+        stacklevel=2,
+    )
+
+
+WITHIN = ("fusedadam.contract", "fusedadam.optimizers", "fusedadam.in_backward", "torch.", "contextlib", "functools")
+_told: list[str] = []  # the optimizer that was warned of
+
+
+def warn_of_bfloat16(optimizer: type[FusedOptimizer], group: Group) -> None:
+    if _told or group.get("storage") is not None:
+        return
+    option = next((o for p in group["params"] if p.requires_grad for o in _undecided(optimizer, group, p)), None)
+    if option is not None:
+        module, level = _caller()
+        if not module.startswith("fusedadam"):
+            _warn_of_bfloat16_once(optimizer.__name__, option, level)
+
+
+def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> Iterator[str]:
+    """The options with a dtype that nobody has chosen, of states that this parameter has in bfloat16."""
+    if param.dtype != torch.bfloat16:
+        return
+    for name in optimizer.states if is_lazy(param) else optimizer.specialized(group, param).states:
+        state = optimizer.states[name]
+        if group.get(state.dtype_option) is None and state.dtype_of(param, group) == torch.bfloat16:
+            yield state.dtype_option
+
+
+def _caller() -> tuple[str, int]:
+    """The module that makes the optimizer, and the stack level of its frame in :func:`_warn_of_bfloat16_once`."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(WITHIN):
+        frame, level = frame.f_back, level + 1
+    return str(frame.f_globals.get("__name__")), level
+
+
+def _warn_of_bfloat16_once(optimizer: str, option: str, level: int) -> None:
+    _told.append(optimizer)
+    warnings.warn(
+        f"fusedadam: {optimizer} keeps the states of bfloat16 parameters in bfloat16, so small steps are lost; pass "
+        f'{option}=torch.float32, or storage="exact", which also keeps the bits that the weights lack '
+        "(docs/less-memory.md)",
+        stacklevel=level,
+    )

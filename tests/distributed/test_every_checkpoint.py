@@ -1,0 +1,251 @@
+"""Every optimizer, in every storage format, through checkpoints: saved, resharded, and gone on with.
+
+One run of a world goes through all of them, in one checkpoint: starting processes and checkpoints is what takes long.
+The eager backend compiles nothing. Gradients are such that norms are exact in any order of summation, so most rules
+have the bits of one process; Lamb and Adafactor sum what is not exact, and are as close as rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import Shard
+
+from tests.contract.common import EVERY_FIRST
+from tests.distributed import reference
+from tests.distributed.parts import expected_here, fully_shard, here, mesh_of
+from tests.distributed.test_checkpoints import FLAT, FULL, alike, digest
+from tests.distributed.test_storage import go, kept, values, whole
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU
+from tests.support import BF16, F16, F32, F64, sums
+
+pytestmark = NEEDS_FSDP2_ON_CPU
+SHAPES = [(33, 128), (3, 4096), (2, 3), (4, 16, 64), (5,), (1,)]  # of some, processes have nothing
+EXACT = {"delta": 0.0}  # AdamP never projects
+MAKERS: dict[str, Callable[..., Any]] = {
+    name: functools.partial(make, **(EXACT if name == "AdamP" else {})) for name, make in EVERY_FIRST.items()
+}
+# sums that are not exact, across another number of processes: norms of these gradients are
+ROUNDED = [name for name, make in MAKERS.items() if sums(make) and name not in ("AdamP", "BertAdam")]
+STORAGES = ("exact", "16bit", "8bit", "plain")
+DTYPES = (F32, BF16, F64, F16)  # of plain parameters and their states: another one for each optimizer
+CASES = [(optimizer, storage) for optimizer in MAKERS for storage in STORAGES]
+SMALLER = [case for case in CASES if case[0] in reference.SMALLER]
+QUICK = [case for k, case in enumerate(CASES) if k % 4 == k // 4 % 4 or case in SMALLER]  # one storage each, or all
+PARTS = {
+    "quick": QUICK,
+    "rest": [case for case in CASES if case not in QUICK],
+    "one half": [(optimizer, STORAGES[(k + 1) % 4]) for k, optimizer in enumerate(MAKERS) if k % 2],
+    "other half": [(optimizer, STORAGES[(k + 1) % 4]) for k, optimizer in enumerate(MAKERS) if k % 2 == 0],
+    "smaller": SMALLER,
+}
+STEPS = 4
+Case = tuple[str, str]
+Ends = dict[Case, tuple[list[str], list[Tensor]]]  # bits, and where those may differ, numbers
+
+
+def by_columns(param: Tensor) -> Shard | None:
+    return Shard(param.dim() - 1) if param.shape[-1] % 2 == 0 else None  # FSDP2 wants it even there
+
+
+class Run:
+    """A model and its optimizer. ``layout``: how it is sharded, None for one process alone. ``more``: fresh models
+    begin with other weights, so that what is not loaded shows."""
+
+    def __init__(self, case: Case, layout: str | None, more: float = 0.0) -> None:
+        self.case, (name, storage) = case, case
+        k = [*MAKERS].index(name)
+        dtype = DTYPES[(k + k // 4) % 4] if storage == "plain" else BF16
+        wholes = [(values(99, shape) * 3).to(dtype) for shape in SHAPES]
+        self.model = torch.nn.ParameterList(torch.nn.Parameter(v + more) for v in wholes)
+        if layout is not None:
+            size = dist.get_world_size()
+            mesh = mesh_of(2, size // 2) if layout.startswith("replicas") else mesh_of(size)
+            fully_shard(self.model, mesh=mesh, shard_placement_fn=by_columns if layout.endswith("columns") else None)
+        self.params = list(self.model.parameters())
+        options = {} if storage == "plain" else {"storage": storage}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # bfloat16 and float16, as they are
+            self.optimizer = MAKERS[name](self.params, backend="eager", **options)
+
+    def train(self, steps: Iterable[int]) -> Run:
+        go(self.optimizer, self.params, steps)  # type: ignore[arg-type]
+        return self
+
+    def state(self, options: StateDictOptions | None = None) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        return {"model": model, "optimizer": optimizer}
+
+    def set_state(self, state: dict[str, Any], options: StateDictOptions | None = None) -> Run:
+        given = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **given, options=options)
+        return self
+
+    def bits(self) -> list[str]:
+        return [
+            f"{k} {name} {digest(value.view(torch.int16) if value.dtype == BF16 else value)}"
+            for k, p in enumerate(self.params)
+            for name, value in sorted(kept(self.optimizer, p).items())
+        ]
+
+    def numbers(self) -> list[Tensor]:
+        """Weights and states, whole, as float32."""
+        states = self.optimizer.widen_state_dict(self.optimizer.state_dict())["state"]
+        found = [*self.optimizer.float32_state_dict(self.model).values()]
+        found += [value for key in sorted(states) for _, value in sorted(states[key].items())]
+        return [whole(value).float() for value in found]
+
+
+@functools.cache
+def uninterrupted(case: Case) -> Run:
+    return Run(case, None).train(range(STEPS))
+
+
+def assert_went_on(cases: Iterable[Case], found: Ends) -> None:
+    """As the uninterrupted run of one process."""
+    for case in cases:
+        bits, numbers = found[case]
+        if case[0] not in ROUNDED:
+            assert bits == uninterrupted(case).bits(), case
+            continue
+        expected = uninterrupted(case).numbers()
+        for mine, theirs in zip(numbers, expected, strict=True):
+            # a weight that is rounded otherwise is the next number of its format
+            near = {"rtol": 2**-6, "atol": float(theirs.abs().max()) * 2**-6}
+            torch.testing.assert_close(mine, theirs, **near, msg=lambda m, at=case: f"{at}: {m}")
+
+
+def ends(runs: Iterable[Run]) -> Ends:
+    return {run.case: (run.bits(), run.numbers() if run.case[0] in ROUNDED else []) for run in runs}
+
+
+def agreed(answers: list[Ends]) -> Ends:
+    """What all processes have answered: the same bits."""
+    alike([bits_of(answer) for answer in answers])
+    return answers[0]
+
+
+def bits_of(found: Ends) -> dict[Case, list[str]]:
+    return {case: bits for case, (bits, _) in found.items()}
+
+
+# What the processes of a world run together.
+
+
+def save(cases: list[Case], layout: str, folder: str, steps: range) -> Ends:
+    runs = [Run(case, layout).train(steps) for case in cases]
+    dcp.save({str(run.case): run.state() for run in runs}, checkpoint_id=folder)
+    return ends(run for run in runs if run.case[0] in ROUNDED)
+
+
+def load(
+    cases: list[Case], layout: str, folder: str, steps: range, again: str | None = None, flat: bool = False
+) -> tuple[Ends, Ends]:
+    """What was loaded, and what came of it; ``again``: where it is saved once more, flattened. ``flat``: it was."""
+    runs, options = [Run(case, layout, more=1.0) for case in cases], FLAT if flat else None
+    states = {str(run.case): run.state(options) for run in runs}
+    dcp.load(states, checkpoint_id=folder)
+    for run in runs:
+        run.set_state(states[str(run.case)], options)
+    before = ends(run for run in runs if run.case[0] in ROUNDED)
+    for run in runs:
+        run.train(steps)
+    if again is not None:
+        dcp.save({str(run.case): run.state(FLAT) for run in runs}, checkpoint_id=again)
+    return before, ends(run for run in runs if again is None or run.case[0] in ROUNDED)
+
+
+@pytest.mark.parametrize("part", ["quick", pytest.param("rest", marks=pytest.mark.exhaustive)])
+def test_from_four_processes_to_three_to_one(four, three, one, part, tmp_path):
+    cases, first, second = PARTS[part], str(tmp_path / "of four"), str(tmp_path / "of three")
+    saved = agreed(four.run(save, cases, "rows", first, range(2)))
+    answers = three.run(load, cases, "rows", first, range(2, 3), second)
+    assert bits_of(agreed([before for before, _ in answers])) == bits_of(saved)
+    ((before, after),) = one.run(load, cases, "rows", second, range(3, STEPS), None, True)
+    assert bits_of(before) == bits_of(agreed([after for _, after in answers]))
+    assert_went_on(cases, after)
+
+
+@pytest.mark.parametrize(
+    ("cut", "part"),
+    [
+        ("rows", "one half"),
+        ("columns", "smaller"),
+        pytest.param("rows", "other half", marks=pytest.mark.exhaustive),
+        pytest.param("columns", "rest", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_from_replicas_to_replicas_and_to_two_processes(four, two, cut, part, tmp_path):
+    """HSDP: of several replicas of a shard, one is saved."""
+    cases, other = PARTS[part], {"rows": "columns", "columns": "rows"}[cut]
+    saved = agreed(four.run(save, cases, f"replicas of {cut}", str(tmp_path), range(2)))
+    metadata = dcp.FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+    weights = [value for name, value in metadata.items() if name.endswith("model.0")]
+    assert {len(value.chunks) for value in weights} == {2}, "as many as one replica has"
+    for world, layout in ((four, f"replicas of {cut}"), (two, other)):
+        answers = world.run(load, cases, layout, str(tmp_path), range(2, STEPS))
+        assert bits_of(agreed([before for before, _ in answers])) == bits_of(saved)
+        assert_went_on(cases, agreed([after for _, after in answers]))
+
+
+def through(run: Run, way: str) -> Run:
+    """Another run that goes on where this one is, with a state dict that came in one of many ways."""
+    if way == "its own":
+        run.optimizer.load_state_dict(run.optimizer.state_dict())
+        return run
+    options = {
+        "flat": FLAT, "offloaded": StateDictOptions(cpu_offload=True), "not strict": StateDictOptions(strict=False),
+    }.get(way)  # fmt: skip
+    other = Run(run.case, None if way == "into one process" else "columns" if way == "columns" else "rows", more=1.0)
+    if way == "broadcast":
+        full, options = run.state(FULL), StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        assert bool(full["optimizer"]) == (dist.get_rank() == 0), "the others have nothing"
+        set_model_state_dict(other.model, full["model"], options=options)
+        set_optimizer_state_dict(other.model, other.optimizer, full["optimizer"], options=options)
+        return other
+    if options is not None:
+        return other.set_state(
+            copy.deepcopy(run.state(options)), options
+        )  # on a CPU some of it is the run's own memory
+    for mine, theirs in zip(other.params, run.params, strict=True):
+        here(mine).copy_(expected_here(whole(theirs), mine))
+    other.optimizer.load_state_dict(run.optimizer.state_dict())
+    return other
+
+
+WAYS = ("its own", "broadcast", "flat", "offloaded", "not strict", "rows", "columns", "into one process")
+
+
+def through_all(way: str, cases: list[Case], layout: str | None) -> Ends:
+    return ends(through(Run(case, layout).train(range(2)), way).train(range(2, STEPS)) for case in cases)
+
+
+@pytest.mark.parametrize("half", ["one half", pytest.param("the other", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("way", [*WAYS, "from one process"])
+def test_state_dicts_that_came_in_other_ways(two, way, half):
+    """Of every optimizer, in every second way; those whose states are smaller than their parameters, in all."""
+    first = WAYS.index(way) if way in WAYS else len(WAYS)  # other optimizers and storages for each way
+    small = {optimizer for optimizer, _ in SMALLER}
+    cases = [
+        (optimizer, STORAGES[(first + k) % 4])
+        for k, optimizer in enumerate(MAKERS)
+        if ((first + k) % 2 == 0 or optimizer in small) is (half == "one half")
+    ]
+    source = None if way == "from one process" else "rows"
+    assert_went_on(cases, agreed(two.run(through_all, way, cases, source)))
