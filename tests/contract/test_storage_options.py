@@ -77,8 +77,7 @@ def test_bytes_per_parameter_are_as_documented(cls, options, dtype, expected):
 
 def formats(cls, param, **group):
     optimizer = cls([param], **group)
-    roles = optimizer.specialized(optimizer.param_groups[0], param).roles
-    return storage.choose(cls, optimizer.param_groups[0], param, roles)
+    return optimizer.storage_of(optimizer.param_groups[0], param)
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,11 @@ SHAPES = {
     "uneven": (33, 128),
     "one row": (1, 4096),
     "experts": (4, 16, 64),
+    "convolution": (33, 32, 3, 3),  # blocks run along all dimensions but the first
     "vector": (128,),
     "without blocks": (40, 120),
 }
-EIGHT_BITS = ("matrix", "smallest", "uneven", "one row", "experts")
+EIGHT_BITS = ("matrix", "smallest", "uneven", "one row", "experts", "convolution")
 STEPS = 4
 
 
@@ -109,8 +110,10 @@ def assert_lies_like(param: Any, state: dict[str, Any]) -> None:
             if isinstance(value, DTensor):
                 placements = param.placements if by == "element" else tuple(placements_in(by, param))
                 assert (value.device_mesh, value.placements) == (param.device_mesh, placements), name
-            last = param.shape[-1] // 32 if name.endswith("_exponents") else param.shape[-1]
-            assert value.shape == ((*param.shape[:-1], last) if by == "element" else shape_in(by, param.shape)), name
+            shape = shape_in(by, param.shape)
+            if name.endswith("_exponents"):
+                shape = (*shape[:-1], shape[-1] // 32) if shape[-1] > 31 else (shape[0], shape[1:].numel() // 32)
+            assert value.shape == shape, name
 
 
 # --- ways of sharding -------------------------------------------------------------------------------------------------
@@ -150,17 +153,20 @@ def over_tensor_parallel(experts: Any) -> Callable[[list[Tensor]], list[Any]]:
 
 LAYOUTS: dict[str, tuple[int, Callable[[list[Tensor]], list[Any]]]] = {
     "FSDP2": (2, fsdp2(2)),
-    "tensor parallel": (2, placed(2, experts=(S1,), without_blocks=(S1,), uneven=(R,), others=(S1,))),
+    "tensor parallel": (2, placed(2, uneven=(R,), convolution=(S0,), others=(S1,))),
     "experts along their last dimension": (2, placed(2, experts=(S2,), vector=(R,), others=(S0,))),
-    "FSDP2 along columns": (2, fsdp2(2, shard_placement_fn=lambda p: Shard(p.dim() - 1))),
+    "FSDP2 along columns": (2, fsdp2(2, shard_placement_fn=lambda p: Shard((p.dim() - 1) % 3))),
     "FSDP2 on 3": (3, fsdp2(3)),
     "FSDP2 on 4": (4, fsdp2(4)),
     "HSDP": (4, fsdp2(2, 2)),
     "FSDP2 over tensor parallel": (4, over_tensor_parallel(S0)),
     "FSDP2 over tensor parallel of experts' rows": (4, over_tensor_parallel(S1)),
     "FSDP2 over tensor parallel of experts' columns": (4, over_tensor_parallel(S2)),
-    "rows and columns": (4, placed(2, 2, experts=(S1, S2), others=(S0, S1))),
-    "columns and columns": (4, placed(2, 2, experts=(S2, S1), one_row=(S1, S1), matrix=(S1, S1), others=(R, S1))),
+    "rows and columns": (4, placed(2, 2, experts=(S1, S2), convolution=(S0, R), others=(S0, S1))),
+    "columns and columns": (
+        4,
+        placed(2, 2, experts=(S2, S1), one_row=(S1, S1), matrix=(S1, S1), convolution=(S0, S0), others=(R, S1)),
+    ),
 }
 
 
@@ -280,7 +286,7 @@ def refuse_to_cut(shape: tuple[int, ...], *placements: Any) -> None:
     """When the optimizer is made, when a group is added, and when storage is changed: nothing is written."""
     param = parameter(torch.ones(shape, dtype=BF16), mesh_of(*[2] * len(placements)), *placements)
     param.grad = torch.ones_like(param)
-    words = r"is sharded along its last dimension, within blocks of 32 values that share an exponent; shard it into"
+    words = r"is sharded within blocks of 32 neighbors that share an exponent; shard it along dimension 0"
     with pytest.raises(RuntimeError, match=words):
         fusedadam.AdamW([param], storage="8bit")
     opt = fusedadam.AdamW([torch.nn.Parameter(torch.ones(3))], storage="8bit")

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fusedadam.formats import FORMAT_OF_DTYPE, names
 from fusedadam.tensors.complex_numbers import COMPLEX_DTYPES
 from fusedadam.tensors.factored import is_sharded_in
-from fusedadam.tensors.layout import BLOCK, has_memory, overlaps, sharing
+from fusedadam.tensors.layout import has_memory, overlaps, sharing
 from fusedadam.tensors.shards import is_dtensor, local
 from fusedadam.tensors.transfer import capturing
 
@@ -134,20 +134,16 @@ def no_shared_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def alike(
-    tensors: Mapping[str, Tensor], param: str = "param", where: str = "", by_block: Collection[str] = (),
+    tensors: Mapping[str, Tensor],
+    param: str = "param",
+    where: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
-) -> None:  # fmt: skip
-    """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. Those ``by_block``
-    have one value for 32 neighbors of the last dimension; ``shapes``: of those that leave out dimensions."""
+) -> None:
+    """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. ``shapes``: of
+    those that have fewer values."""
     shape, device = tensors[param].shape, tensors[param].device
     for name, value in tensors.items():
-        if name in by_block:
-            if value.numel() * BLOCK != tensors[param].numel() or value.shape[:-1] != shape[:-1]:
-                raise RuntimeError(
-                    f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; it must have "
-                    f"one value for {BLOCK} neighbors of the last dimension"
-                )
-        elif shapes is not None and name in shapes:
+        if shapes is not None and name in shapes:
             if tuple(value.shape) != tuple(shapes[name]):
                 raise RuntimeError(
                     f"{where}{name} has shape {tuple(value.shape)}; for a {param} of shape {tuple(shape)} it must be "

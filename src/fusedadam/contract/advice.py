@@ -1,4 +1,5 @@
-"""Warnings of what is likely a mistake, once each: options that are misspelt in a group, and bfloat16 states.
+"""Warnings of what is likely a mistake, once each: options that are misspelt in a group, bfloat16 states, and
+storage= that saves nothing.
 
 torch keeps every key of a group that it does not know, and so do we: schedulers and users store things of their own
 there. A key that is nearly the name of an option is more likely a mistake.
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam.contract.declarations import Group
+from fusedadam.contract.storage import SMALLEST
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -76,6 +78,34 @@ def warn_of_bfloat16(optimizer: type[FusedOptimizer], group: Group) -> None:
         module, level = _caller()
         if not module.startswith("fusedadam"):
             _warn_of_bfloat16_once(optimizer.__name__, option, level)
+
+
+def warn_of_wide(optimizer: FusedOptimizer) -> None:
+    """If most of a model stays as wide as without ``storage=``. Parameters too small for 8 bits do not count: so small
+    a model has nothing to save."""
+    wide: dict[str, int] = {}
+    elements = 0
+    for group, param in ((g, p) for g in optimizer.param_groups if g.get("storage") for p in g["params"]):
+        if not is_lazy(param):
+            chosen = optimizer.storage_of(group, param)
+            elements += param.numel()
+            if param.numel() >= SMALLEST and chosen.is_exact and chosen.reasons:
+                why = [*chosen.reasons.values()][-1]
+                wide[why] = wide.get(why, 0) + param.numel()
+    if 2 * sum(wide.values()) > elements:
+        module, level = _caller()
+        if not module.startswith("fusedadam"):
+            share = sum(wide.values()) / elements
+            _warn_of_wide_once(type(optimizer).__name__, f"{share:.0%}", max(wide, key=wide.__getitem__), level)
+
+
+@functools.cache
+def _warn_of_wide_once(optimizer: str, share: str, why: str, level: int) -> None:
+    warnings.warn(
+        f"fusedadam: storage= saves little here: {optimizer} keeps {share} of the model exactly ({why}); "
+        "print(optimizer.memory_summary()) lists what is kept how",
+        stacklevel=level,
+    )
 
 
 def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> Iterator[str]:

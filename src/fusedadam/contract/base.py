@@ -95,6 +95,7 @@ class FusedOptimizer(Reports):
         with _restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
         self._stepper.check_sums(self.param_groups, self._params())
+        advice.warn_of_wide(self)
 
     @classmethod
     def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
@@ -121,7 +122,7 @@ class FusedOptimizer(Reports):
     @classmethod
     def storage_of(cls, group: Group, param: Tensor) -> storage.Choice:
         """What a parameter of a group and its states are kept in."""
-        return storage.choose(cls, group, param, cls.specialized(group, param).roles)
+        return storage.choose(cls, group, param, cls.specialized(group, param))
 
     def add_param_group(self, param_group: Group) -> None:
         with _restored_on_error([param_group] if isinstance(param_group, dict) else []):

@@ -19,7 +19,7 @@ from fusedadam.contract.role_arrays import from_state_dict, kept_as
 from fusedadam.contract.storage import States
 from fusedadam.formats import arrays_by_suffix, names_in
 from fusedadam.tensors.factored import distributed_in, shape_in
-from fusedadam.tensors.layout import BLOCK, block_shape
+from fusedadam.tensors.layout import BLOCK, along_channels, block_shape
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -216,8 +216,9 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
     dtypes = [*(array.dtype for array in arrays), *([torch.uint8] if in_bytes else [])]
     checks.tensor(title, value, checks.dtypes_like(param, by) if name == role else dtypes)
     by_block = any(array.by == "block" for array in arrays)
-    if by_block and len(shape) and shape[-1] % BLOCK == 0:
-        shape = block_shape(shape)
+    if by_block and len(shape):
+        blocks = block_shape(shape, along_channels(shape, value.shape))  # of either memory format
+        shape = blocks if blocks.numel() * BLOCK == shape.numel() else shape
     if in_bytes and value.dtype == torch.uint8:
         shape = torch.Size((*shape, 2))
     if value.shape != shape:

@@ -116,7 +116,7 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
 
 def _wider(chosen: storage.Choice, roles: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """``roles`` are kept wider than asked for: which, how and why."""
-    if roles and not any(FORMATS[fmt].is_deferred for fmt in chosen.formats.values()):
+    if roles and chosen.is_exact:
         yield "", "exactly", [*chosen.reasons.values()][-1]  # what the parameter lacks comes after what its states do
         return
     alike: dict[tuple[str, str], list[str]] = {}

@@ -15,7 +15,7 @@ from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, names_in
 from fusedadam.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.layout import block_shape, row_major_strides
+from fusedadam.tensors.layout import block_shape, is_channels_last, ordered_strides
 from fusedadam.tensors.shards import local, local_shape, sharded_blocks, with_local, with_shape
 
 LOW = "param_low"
@@ -125,9 +125,10 @@ def encoded(role: str, param: Tensor, fmt: Format, value: Tensor | None, device:
     arrays = []
     for array in fmt.arrays:
         if array.by == "block":
-            arrays.append(torch.zeros(block_shape(here.shape), dtype=array.dtype, device=device))
+            blocks = block_shape(here.shape, is_channels_last(here))
+            arrays.append(torch.zeros(blocks, dtype=array.dtype, device=device))
         elif fmt.is_deferred:
-            strides = row_major_strides(here)
+            strides = ordered_strides(here)
             arrays.append(torch.empty_strided(here.shape, strides, dtype=array.dtype, device=device).zero_())
         else:
             arrays.append(torch.zeros_like(here, dtype=array.dtype, device=device, requires_grad=False))

@@ -247,7 +247,7 @@ class Stepper:
                     specialized = rule.specialize(chosen, param, (), norms)
                     if grad is not None or wrappers.is_waited_for(param, specialized):
                         backend = backends.choose(param.device, group.get("backend"))
-                        formats = storage.choose(self._optimizer, group, param, specialized.roles).formats
+                        formats = storage.choose(self._optimizer, group, param, specialized).formats
                         deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
                         if deferred:
                             specialized = rule.specialize(chosen, param, deferred, norms)

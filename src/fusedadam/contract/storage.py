@@ -19,7 +19,8 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Format
-from fusedadam.tensors.layout import BLOCK, is_row_major
+from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors.layout import BLOCK, is_channels_last, is_row_major
 from fusedadam.tensors.shards import cuts_blocks
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Choice(NamedTuple):
 
     formats: dict[str, str]
     reasons: dict[str, str]
+
+    @property
+    def is_exact(self) -> bool:
+        return not any(FORMATS[fmt].is_deferred for fmt in self.formats.values())
 
 
 PLAIN = Choice({}, {})
@@ -95,13 +100,13 @@ def _check_format(role: str, title: Any, states: States) -> None:
     raise ValueError(f"storage[{role!r}]={title!r} is {why}; use one of {_quoted(allowed)}")
 
 
-def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: Sequence[str]) -> Choice:
-    """``roles``: the parameter and its states, under the group's flags. Raises if the parameter allows none."""
+def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, specialized: SpecializedRule) -> Choice:
+    """``specialized``: the rule under the group's flags. Raises if the parameter allows no format."""
     storage = group.get("storage")
     if storage is None or is_lazy(param):
         return PLAIN
     states = optimizer.states
-    roles = [role for role in roles if role != "grad"]
+    roles = [role for role in specialized.roles if role != "grad"]
     if param.is_complex():
         return Choice({}, dict.fromkeys(roles, "complex"))
     if param.dtype == torch.float64:
@@ -115,7 +120,8 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
     titles, reasons = dict(asked), dict[str, str]()
     _keep_related_states_wide(storage, titles, reasons, states)
     _keep_slow_averages_wide(storage, titles, reasons, optimizer, group)
-    why = _not_eligible(param, [format_of(title, role, states) for role, title in titles.items()])
+    wanted = [format_of(title, role, states) for role, title in titles.items()]
+    why = _not_eligible(param, wanted, specialized.is_factored)
     if why is not None:
         wide = {role: EXACT[_kind(role, states)] for role in roles}
         reasons |= {role: why for role in roles if titles[role] != wide[role]}
@@ -131,8 +137,8 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, roles: 
         _warn_of_float16()
     if any(FORMATS[fmt].by_block for fmt in formats.values()) and cuts_blocks(param):
         raise RuntimeError(
-            f"a DTensor of shape {tuple(param.shape)} is sharded along its last dimension, within blocks of {BLOCK} "
-            f"values that share an exponent; shard it into multiples of {BLOCK}, along another dimension, or use "
+            f"a DTensor of shape {tuple(param.shape)} is sharded within blocks of {BLOCK} neighbors that share an "
+            f"exponent; shard it along dimension 0, or its last dimension into multiples of {BLOCK}, or use "
             "storage='16bit'"
         )
     return Choice(formats, reasons)
@@ -216,23 +222,34 @@ def _slow(optimizer: type[FusedOptimizer], group: Group) -> tuple[str, ...]:
     return tuple(name for name, decay in signed if float(optimizer.value(group, decay)) > SLOWEST)
 
 
-def _not_eligible(param: Tensor, formats: Iterable[Format]) -> str | None:
-    """Why a parameter is kept exactly; None if it may have these formats."""
-    formats = list(formats)
+def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -> str | None:
+    """Why a parameter is kept exactly; None if it may have these formats. ``is_factored``: kernels walk along the last
+    dimension, so that blocks must, too."""
     if not any(fmt.is_deferred for fmt in formats):
         return None
     if getattr(param, "_fsdp_flattened", False):
         return "flattened by FullyShardedDataParallel"
-    if not is_row_major(param):
+    by_block, by_rows = any(fmt.by_block for fmt in formats), is_row_major(param)
+    along_channels = by_block and not is_factored and is_channels_last(param)
+    if not by_rows and not along_channels:
         return "not row-major"
-    if not any(fmt.by_block for fmt in formats):
+    if not by_block:
         return None
     if param.dim() < 2:
         return "fewer than 2 dimensions"
     if param.numel() < SMALLEST:
         return f"fewer than {SMALLEST:,} elements"
-    if param.shape[-1] % BLOCK:
+    if along_channels:
+        if param.shape[1] % BLOCK:
+            return f"channels_last, and channels not divisible by {BLOCK}"
+        # shapes of arrays by block tell along what blocks run, but for this case
+        return f"channels_last, and last dimension divisible by {BLOCK}" if param.shape[-1] % BLOCK == 0 else None
+    if param.shape[-1] % BLOCK == 0:
+        return None
+    if is_factored or param.dim() == 2:
         return f"last dimension not divisible by {BLOCK}"
+    if param.shape[1:].numel() % BLOCK:
+        return f"product of all dimensions but the first not divisible by {BLOCK}"
     return None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.layout import dense_strides, row_major_strides
+from fusedadam.tensors.layout import dense_strides, ordered_strides, row_major_strides
 from fusedadam.tensors.shards import IndexMap, Sharding, index_map, sharding_of
 
 if TYPE_CHECKING:
@@ -21,9 +21,12 @@ Roles: TypeAlias = Mapping[str, Tensor]
 
 
 def strides_for(param: Tensor, formats: Iterable[str], specialized: SpecializedRule) -> tuple[int, ...]:
-    """The strides of a parameter's arrays by element. Noise, blocks and factored states count elements row by row."""
-    if specialized.is_factored or any(FORMATS[fmt].is_deferred for fmt in formats):
+    """The strides of a parameter's arrays by element. Factored states count elements row by row; noise and blocks also
+    in the order of channels_last."""
+    if specialized.is_factored:
         return row_major_strides(param)
+    if any(FORMATS[fmt].is_deferred for fmt in formats):
+        return ordered_strides(param)
     return dense_strides(param, specialized.by_rows)
 
 

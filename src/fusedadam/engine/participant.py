@@ -17,7 +17,14 @@ from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, compute_dtype, lo
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.complex_numbers import part_dtype, parts
 from fusedadam.tensors.factored import is_sharded_in, shape_in, with_local_in
-from fusedadam.tensors.layout import block_shape, copy_with, has_strides, is_plain, row_major_strides
+from fusedadam.tensors.layout import (
+    block_shape,
+    copy_with,
+    has_strides,
+    is_channels_last,
+    is_plain,
+    row_major_strides,
+)
 from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks, sharding_of
 from fusedadam.tensors.transfer import capturing
 
@@ -68,10 +75,15 @@ class Participant:
 
     @cached_property
     def smaller_shapes(self) -> dict[str, torch.Size]:
-        """The local shapes of states that leave out dimensions."""
-        spaces = self.specialized.rule.spaces
+        """The local shapes of arrays by block, and of states that leave out dimensions."""
+        spaces, here = self.specialized.rule.spaces, local(self.param)
         smaller = [role for role in self.specialized.roles if spaces[role] != "element"]
-        return {role: shape_in(spaces[role], local_shape(self.param)) for role in smaller}
+        blocks = block_shape(here.shape, is_channels_last(here))
+        by_block = [name for name, array in self.arrays.items() if array is not None and array.by == "block"]
+        return {
+            **{role: shape_in(spaces[role], local_shape(self.param)) for role in smaller},
+            **dict.fromkeys(by_block, blocks),
+        }
 
     @property
     def shares_states(self) -> bool:
@@ -173,6 +185,8 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         if not arrays:
             continue
         kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
+        blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
+        kept_otherwise |= any(_runs_otherwise(value, param) for value in blocks)
         if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
             fresh |= p.new_state(role, dict(state))
             continue
@@ -183,7 +197,7 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
             here = local(state[name])
             by_block = array is not None and array.by == "block"
-            shape = block_shape(param.shape) if by_block else p.smaller_shapes.get(role, param.shape)
+            shape = p.smaller_shapes.get(name, param.shape)
             wanted = row_major_strides(here) if by_block or by != "element" else strides
             is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:
@@ -195,6 +209,12 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
 def _is_kept_as(value: Any, array: Array | None) -> bool:
     """Whether a state is there in the wanted format. Anything else than a tensor is left to be refused."""
     return value is not None and (array is None or not isinstance(value, Tensor) or value.dtype == array.dtype)
+
+
+def _runs_otherwise(blocks: Any, param: Tensor) -> bool:
+    """Whether an array by block is from before the parameter's memory format was changed, as by model.to()."""
+    now, before = (block_shape(param.shape, is_channels_last(param) == same) for same in (True, False))
+    return isinstance(blocks, Tensor) and local(blocks).shape == before != now
 
 
 def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:

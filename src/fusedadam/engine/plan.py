@@ -186,9 +186,8 @@ def prepare_plan(
     prepare_states(participants, known)
     members = [p.as_member() for p in participants]
     for p, member in zip(participants, members, strict=True):
-        by_block = {n for n, array in p.arrays.items() if array is not None and array.by == "block"}
         if not p.is_absent:
-            checks.alike(member.roles, by_block=by_block, shapes=p.smaller_shapes)
+            checks.alike(member.roles, shapes=p.smaller_shapes)
     checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
     if is_scaled:
         checks.unscalable([local(p.grad) for p in participants if p.grad is not None])

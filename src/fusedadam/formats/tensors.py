@@ -12,7 +12,7 @@ from fusedadam.formats.format import Format
 from fusedadam.formats.noise import HALF
 from fusedadam.formats.plain import round_to_odd
 from fusedadam.formats.split import SPLIT_8, SPLIT_16
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import BLOCK, along_channels
 
 SLICE = 1 << 20
 
@@ -24,9 +24,10 @@ def load(fmt: Format, arrays: Sequence[Tensor], compute: torch.dtype) -> Tensor:
     assert fmt.decode is not None
     words = [w.to(torch.int32, copy=True) for w in _words(fmt, arrays)]
     if fmt.by_block:
-        words = [*map(_in_blocks, words[:-1]), words[-1][..., None]]
+        words = [_in_blocks(words[0], words[1].shape), words[1][..., None]]
+        return _out_of_blocks(fmt.decode(*words), arrays[0].shape).to(compute)
     value: Tensor = fmt.decode(*words)
-    return value.reshape(arrays[0].shape).to(compute)
+    return value.to(compute)
 
 
 def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor, noise: Tensor | None = None) -> None:
@@ -43,10 +44,12 @@ def store(fmt: Format, arrays: Sequence[Tensor], value: Tensor, noise: Tensor | 
     if fmt.by_block:
         assert fmt.measure is not None
         assert fmt.of_block is not None
-        measured = _in_blocks(fmt.measure(value, *arguments))
+        blocks = words[1].shape
+        measured = _in_blocks(fmt.measure(value, *arguments), blocks)
         by_block = fmt.of_block(measured.amax(-1))
-        words[-1].copy_(by_block)
-        words[0].copy_(fmt.encode(measured, by_block[..., None], _in_blocks(value)).reshape(value.shape))
+        words[1].copy_(by_block)
+        encoded = fmt.encode(measured, by_block[..., None], _in_blocks(value, blocks))
+        words[0].copy_(_out_of_blocks(encoded, value.shape))
         return
     encoded = fmt.encode(value, *arguments)
     for target, new in zip(words, encoded if len(arrays) > 1 else [encoded], strict=True):
@@ -81,8 +84,18 @@ def from_bytes(pairs: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.int16).squeeze(-1)
 
 
-def _in_blocks(words: Tensor) -> Tensor:
-    return words.reshape(*words.shape[:-1], words.shape[-1] // BLOCK, BLOCK)
+def _in_blocks(words: Tensor, blocks: torch.Size) -> Tensor:
+    """Words by element with those of a block in the last dimension. ``blocks``: the shape of the array by block."""
+    if along_channels(words.shape, blocks):
+        words = words.movedim(1, -1)
+    return words.reshape(*blocks, BLOCK)
+
+
+def _out_of_blocks(words: Tensor, shape: torch.Size) -> Tensor:
+    """The reverse, for arrays of this shape by element."""
+    if along_channels(shape, words.shape[:-1]):
+        return words.flatten(-2).movedim(-1, 1)
+    return words.reshape(shape)
 
 
 def _words(fmt: Format, arrays: Sequence[Tensor]) -> list[Tensor]:

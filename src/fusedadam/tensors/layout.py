@@ -20,7 +20,8 @@ from torch import Tensor
 
 MAX_WORK = 100_000  # limit on the steps of numpy's search for a shared element
 
-BLOCK = 32  # neighbors of the last dimension that share a word of an array by block
+BLOCK = 32  # neighbors in memory that share a word of an array by block
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 def overlaps(tensor: Tensor) -> bool:
@@ -70,10 +71,24 @@ def row_major_strides(tensor: Tensor) -> tuple[int, ...]:
 
 def is_row_major(tensor: Tensor) -> bool:
     """Whether the elements are stored in their logical order. Gaps between them do not count: copies have none."""
-    if tensor.is_contiguous() or is_dense(tensor):
-        return tensor.is_contiguous()
-    gapless = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
-    return gapless.is_contiguous()
+    return tensor.is_contiguous() or (not is_dense(tensor) and _gapless(tensor).is_contiguous())
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether the elements are stored in the order of torch.channels_last, and not also in their logical order."""
+    order = CHANNELS_LAST.get(tensor.dim())
+    return order is not None and not is_row_major(tensor) and _gapless(tensor).is_contiguous(memory_format=order)
+
+
+def _gapless(tensor: Tensor) -> Tensor:
+    """The layout of a copy, without memory."""
+    return torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
+
+
+def ordered_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of arrays by element whose elements are counted, as noise and blocks do: in the order of
+    channels_last if the tensor is stored so, else in the logical order."""
+    return _gapless(tensor).stride() if is_channels_last(tensor) else row_major_strides(tensor)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -170,6 +185,20 @@ def copy_with(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def block_shape(shape: torch.Size) -> torch.Size:
-    """The shape of an array by block that belongs to arrays of this shape by element."""
-    return torch.Size((*shape[:-1], shape[-1] // BLOCK))
+def block_shape(shape: torch.Size, channels_last: bool = False) -> torch.Size:
+    """The shape of an array by block that belongs to arrays of this shape by element: (8, 64) has (8, 2).
+
+    Blocks run along the last dimension or, where 32 does not divide it, along all dimensions but the first:
+    (64, 32, 3, 3) has (64, 9). In ``channels_last`` they run along the channels, and their array has these last, too:
+    (64, 3, 3, 1). So the shape tells along what they run.
+    """
+    if len(shape) < 2 or shape[-1] % BLOCK == 0:
+        return torch.Size((*shape[:-1], shape[-1] // BLOCK))
+    if channels_last and len(shape) in CHANNELS_LAST:
+        return torch.Size((shape[0], *shape[2:], shape[1] // BLOCK))
+    return torch.Size((shape[0], math.prod(shape[1:]) // BLOCK))
+
+
+def along_channels(shape: torch.Size, blocks: torch.Size) -> bool:
+    """Whether ``blocks`` is the shape of an array by block that runs along the channels of ``shape``."""
+    return len(shape) in CHANNELS_LAST and shape[-1] % BLOCK != 0 and len(blocks) == len(shape)

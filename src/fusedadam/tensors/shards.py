@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import compat
-from fusedadam.tensors.layout import BLOCK, block_shape
+from fusedadam.tensors.layout import BLOCK, block_shape, is_channels_last
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -91,9 +91,9 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 
 
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
-    """``blocks``, (250, 2), with one value for 32 neighbors of the last dimension, as a tensor, (1000, 2), that is
-    sharded like the parameter."""
-    return with_shape(param, blocks, block_shape(param.shape))
+    """``blocks``, (250, 2), with one value for 32 neighbors, as a tensor, (1000, 2), that is sharded like the
+    parameter."""
+    return with_shape(param, blocks, block_shape(param.shape, is_channels_last(param)))
 
 
 def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int], placements: Sequence[Any] | None = None) -> Tensor:
@@ -115,9 +115,11 @@ def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int], placements: 
 
 
 def cuts_blocks(param: Tensor) -> bool:
-    """Whether some process has a part of a block: 32 neighbors of the last dimension."""
+    """Whether some process has a part of a block: 32 neighbors of the last dimension, or of all but the first."""
     if not is_dtensor(param) or not param.dim():
         return False
+    if param.shape[-1] % BLOCK:
+        return any(_shards_along(param, dim) for dim in range(1, param.dim()))
     sizes = {int(param.shape[-1])}
     for count, _, placement in _shards_along(param, param.dim() - 1):
         chunks = {-(-size // count) for size in sizes}
