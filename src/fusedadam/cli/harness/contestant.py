@@ -57,7 +57,7 @@ def bytes_moved(optimizer: FusedOptimizer) -> int:
     for group, values in zip(optimizer.param_groups, flags_of_groups, strict=True):
         flags = dict(zip(optimizer._flags, values, strict=True))
         for param in group["params"]:
-            formats = choose(type(optimizer), group, param, rule.specialize(flags, param).roles).formats
+            formats = choose(type(optimizer), group, param, rule.specialize(flags, param)).formats
             deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
             for stage in rule.specialize(flags, param, deferred).stages:
