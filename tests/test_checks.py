@@ -22,7 +22,7 @@ PAIRS = [(None, TypeError), (0.9, TypeError), ("ab", TypeError), (True, TypeErro
 PAIRS += [((), ValueError), ((0.9, 0.99, 0.999), ValueError), ((1.0, 0.9), ValueError), ((0.9, 1.0), ValueError)]
 PAIRS += [((-0.1, 0.9), ValueError), ((0.9, math.nan), ValueError), (("0.9", 0.9), TypeError), ((0.9, None), TypeError)]
 FLAGS = [(None, TypeError), ("yes", TypeError), (0.5, TypeError)]
-DTYPES = [("float32", TypeError), (32, TypeError), (torch.int8, ValueError), (torch.complex64, ValueError)]
+DTYPES = [("float31", TypeError), (32, TypeError), (torch.int8, ValueError), (torch.complex64, ValueError)]
 TORCH_FLAGS = [("yes", TypeError), (0.5, TypeError)]
 REFUSED = (
     [(CLASSES, name, case) for name in ("lr", "eps", "weight_decay") for case in KINDS + VALUES]

@@ -33,8 +33,8 @@ MISSING = {
 INSTEAD = {
     "torch_npu.npu_fusion_attention": "torch.nn.functional.scaled_dot_product_attention",
     "torch_npu.npu_rotary_mul": "x * cos",
-    "torch_npu.optim.NpuFusedLion": "docs/ascend.md",
-    "mindspeed.core.optimizer.swap_optimizer": "docs/less-memory.md",
+    "torch_npu.optim.NpuFusedLion": "lists the supported names",
+    "mindspeed.core.optimizer.swap_optimizer": "Less memory",
     "torch_npu.profiler": "torch.profiler",
     "mindspeed.ops.npu_rms_norm": "torch.nn.functional.rms_norm",
 }

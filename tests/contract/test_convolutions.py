@@ -167,8 +167,8 @@ def test_states_by_row_need_blocks_along_the_last_dimension():
     assert "momentum_codes" in optimizer.state[experts]
 
 
-def test_a_model_that_stays_wide_is_said_once_at_the_line_that_makes_the_optimizer():
-    advice._warn_of_wide_once.cache_clear()
+def test_a_model_that_stays_wide_is_said_once_at_the_line_that_makes_the_optimizer(monkeypatch):
+    monkeypatch.setattr(advice, "_told", set())
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7), torch.nn.Conv2d(64, 8, 3, groups=8)).bfloat16()
     with pytest.warns(UserWarning, match=r"storage= saves little here: AdamW keeps 9\d% .*product of all") as caught:
         AdamW(net.parameters(), storage="8bit")

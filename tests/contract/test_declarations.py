@@ -44,3 +44,19 @@ def test_what_the_rule_needs_and_nothing_gives_is_refused():
     body = {"rule": adam, "states": fusedadam.AdamW.states, "options": OPTIONS}
     with pytest.raises(TypeError, match="the rule of Wrong needs amsgrad, decoupled, eps"):
         type("Wrong", (FusedOptimizer,), body)
+
+
+@pytest.mark.parametrize("name", ["float32", "torch.float32"])
+def test_dtypes_may_be_named_as_configuration_files_do(name):
+    first, second = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = fusedadam.EmaAdamW([first], state_dtype=name, ema_dtype="float64")
+    optimizer.add_param_group({"params": [second], "state_dtype": "float16"})
+    assert [group["state_dtype"] for group in optimizer.param_groups] == [torch.float32, torch.float16]
+    for param, dtype in ((first, torch.float32), (second, torch.float16)):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert optimizer.state[param]["exp_avg"].dtype == dtype
+        assert optimizer.state[param]["ema_params"].dtype == torch.float64
+    for wrong in ("float31", "nn", "bf16"):
+        with pytest.raises((TypeError, ValueError), match=r"state_dtype="):
+            fusedadam.AdamW([first], state_dtype=wrong)

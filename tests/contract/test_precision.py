@@ -18,7 +18,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_told", [])
+    monkeypatch.setattr(advice, "_told", set())
 
 
 def leaf(dtype: torch.dtype = BF16, trained: bool = True) -> torch.nn.Parameter:

@@ -23,8 +23,8 @@ OTHERS = [
 
 
 @pytest.fixture(autouse=True)
-def _warnings_again():
-    advice._warn_of_misspelt_once.cache_clear()
+def _warnings_again(monkeypatch):
+    monkeypatch.setattr(advice, "_told", set())
 
 
 def param():
@@ -42,8 +42,9 @@ def param():
 )  # fmt: skip
 def test_a_misspelt_option_is_named(key, option):
     says = f"a group of AdamW has '{key}', which is not an option and has no effect; did you mean '{option}'"
-    with pytest.warns(UserWarning, match=says):
+    with pytest.warns(UserWarning, match=says) as caught:
         optimizer = fusedadam.AdamW([{"params": [param()], key: 0.1}])
+    assert [warning.filename for warning in caught] == [__file__]
     assert optimizer.param_groups[0][key] == 0.1
 
 

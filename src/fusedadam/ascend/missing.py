@@ -8,8 +8,8 @@ from typing import Any
 
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 ROTARY = "x * cos + torch.cat((-b, a), -1) * sin, with a, b = x.chunk(2, -1)"
-LESS_MEMORY = "storage= of our optimizers (docs/less-memory.md)"
-SHARDING = "torch.distributed.fsdp.fully_shard (docs/scale.md)"
+LESS_MEMORY = "storage= of our optimizers (its page: Less memory)"
+SHARDING = "torch.distributed.fsdp.fully_shard (its page: Sharded models)"
 
 # docs/ascend.md lists them, too
 REPLACEMENTS = {
@@ -59,7 +59,7 @@ BY_LAST_NAME = {name.rpartition(".")[2]: instead for name, instead in REPLACEMEN
 
 def sentence(name: str) -> str:
     instead = REPLACEMENTS.get(name) or BY_LAST_NAME.get(name.rpartition(".")[2])
-    use = f"use {instead}" if instead else "docs/ascend.md lists the supported names"
+    use = f"use {instead}" if instead else "the page on Ascend scripts lists the supported names"
     return f"fusedadam does not provide {name}; {use}"
 
 

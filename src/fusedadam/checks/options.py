@@ -149,11 +149,17 @@ def seed(name: str, value: Any) -> None:
 
 def storage_dtype(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, torch.dtype):
-        raise TypeError(f"{name}={value!r} must be a torch.dtype or None")
+        raise TypeError(f"{name}={value!r} must be a torch.dtype, its name, or None")
     if value is not None and value not in FORMAT_OF_DTYPE:
         raise ValueError(
             f"{name}={value} is not supported; use one of {names(FORMAT_OF_DTYPE)}, or None for the parameter's own"
         )
+
+
+def named_dtype(value: Any) -> Any:
+    """A dtype by its name, as a YAML file has it: "float32" or "torch.float32". Anything else stays as it is."""
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
+    return found if isinstance(found, torch.dtype) else value
 
 
 def not_differentiable(name: str, value: Any) -> None:

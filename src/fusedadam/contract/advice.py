@@ -4,14 +4,15 @@ storage= that saves nothing.
 torch keeps every key of a group that it does not know, and so do we: schedulers and users store things of their own
 there. A key that is nearly the name of an option is more likely a mistake.
 
-Where both parameters and states are bfloat16, steps too small for them are lost, silently. The warning names the line
-that makes the optimizer. This package's own commands measure and verify such optimizers on purpose, and are not warned.
+Where both parameters and states are bfloat16, steps too small for them are lost, silently.
+
+A warning names the line that makes the optimizer. This package's own commands measure and verify such optimizers on
+purpose, and are not warned.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,7 +39,11 @@ def warn_of_misspelt(optimizer: str, keys: Iterable[object], options: Iterable[s
         if isinstance(key, str) and key not in known:
             meant = next((option for option in known if _is_misspelt(key, option)), None)
             if meant is not None:
-                _warn_of_misspelt_once(optimizer, key, meant)
+                _warn_once(
+                    f"misspelt: {optimizer} {key}",
+                    f"a group of {optimizer} has {key!r}, which is not an option and has no effect; did you mean "
+                    f"{meant!r}?",
+                )
 
 
 def _is_misspelt(key: str, option: str) -> bool:
@@ -57,27 +62,27 @@ def _letters_off(a: str, b: str) -> int:
     return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
 
 
-@functools.cache
-def _warn_of_misspelt_once(optimizer: str, key: str, meant: str) -> None:
-    warnings.warn(
-        f"fusedadam: a group of {optimizer} has {key!r}, which is not an option and has no effect; did you mean "
-        f"{meant!r}?",
-        stacklevel=2,
-    )
-
-
-WITHIN = ("fusedadam.contract", "fusedadam.optimizers", "fusedadam.in_backward", "torch.", "contextlib", "functools")
-_told: list[str] = []  # the optimizer that was warned of
-
-
 def warn_of_bfloat16(optimizer: type[FusedOptimizer], group: Group) -> None:
-    if _told or group.get("storage") is not None:
+    if "bfloat16" in _told or group.get("storage") is not None:
         return
     option = next((o for p in group["params"] if p.requires_grad for o in _undecided(optimizer, group, p)), None)
     if option is not None:
-        module, level = _caller()
-        if not module.startswith("fusedadam"):
-            _warn_of_bfloat16_once(optimizer.__name__, option, level)
+        _warn_once(
+            "bfloat16",
+            f"{optimizer.__name__} keeps the states of bfloat16 parameters in bfloat16, so small steps are lost; pass "
+            f'{option}=torch.float32, or storage="exact", which also keeps the bits that the weights lack (in the '
+            'documentation: "Less memory")',
+        )
+
+
+def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> Iterator[str]:
+    """The options with a dtype that nobody has chosen, of states that this parameter has in bfloat16."""
+    if param.dtype != torch.bfloat16:
+        return
+    for name in optimizer.states if is_lazy(param) else optimizer.specialized(group, param).states:
+        state = optimizer.states[name]
+        if group.get(state.dtype_option) is None and state.dtype_of(param, group) == torch.bfloat16:
+            yield state.dtype_option
 
 
 def warn_of_wide(optimizer: FusedOptimizer) -> None:
@@ -93,44 +98,24 @@ def warn_of_wide(optimizer: FusedOptimizer) -> None:
                 why = [*chosen.reasons.values()][-1]
                 wide[why] = wide.get(why, 0) + param.numel()
     if 2 * sum(wide.values()) > elements:
-        module, level = _caller()
-        if not module.startswith("fusedadam"):
-            share = sum(wide.values()) / elements
-            _warn_of_wide_once(type(optimizer).__name__, f"{share:.0%}", max(wide, key=wide.__getitem__), level)
+        share, why = sum(wide.values()) / elements, max(wide, key=wide.__getitem__)
+        _warn_once(
+            "wide",
+            f"storage= saves little here: {type(optimizer).__name__} keeps {share:.0%} of the model exactly ({why}); "
+            "print(optimizer.memory_summary()) lists what is kept how",
+        )
 
 
-@functools.cache
-def _warn_of_wide_once(optimizer: str, share: str, why: str, level: int) -> None:
-    warnings.warn(
-        f"fusedadam: storage= saves little here: {optimizer} keeps {share} of the model exactly ({why}); "
-        "print(optimizer.memory_summary()) lists what is kept how",
-        stacklevel=level,
-    )
+# modules between the user's line and a warning
+WITHIN = ("fusedadam.contract", "fusedadam.optimizers", "fusedadam.in_backward", "torch.", "contextlib", "functools")
+_told: set[str] = set()
 
 
-def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> Iterator[str]:
-    """The options with a dtype that nobody has chosen, of states that this parameter has in bfloat16."""
-    if param.dtype != torch.bfloat16:
-        return
-    for name in optimizer.states if is_lazy(param) else optimizer.specialized(group, param).states:
-        state = optimizer.states[name]
-        if group.get(state.dtype_option) is None and state.dtype_of(param, group) == torch.bfloat16:
-            yield state.dtype_option
-
-
-def _caller() -> tuple[str, int]:
-    """The module that makes the optimizer, and the stack level of its frame in :func:`_warn_of_bfloat16_once`."""
-    frame, level = sys._getframe(1), 2
+def _warn_once(what: str, text: str) -> None:
+    """At the line that makes the optimizer."""
+    frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(WITHIN):
         frame, level = frame.f_back, level + 1
-    return str(frame.f_globals.get("__name__")), level
-
-
-def _warn_of_bfloat16_once(optimizer: str, option: str, level: int) -> None:
-    _told.append(optimizer)
-    warnings.warn(
-        f"fusedadam: {optimizer} keeps the states of bfloat16 parameters in bfloat16, so small steps are lost; pass "
-        f'{option}=torch.float32, or storage="exact", which also keeps the bits that the weights lack '
-        "(docs/less-memory.md)",
-        stacklevel=level,
-    )
+    if what not in _told and not str(frame.f_globals.get("__name__")).startswith("fusedadam"):
+        _told.add(what)
+        warnings.warn(f"fusedadam: {text}", stacklevel=level)

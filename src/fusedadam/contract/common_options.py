@@ -32,7 +32,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 class Ours(TypedDict, total=False):
     """Options that no optimizer of torch has."""
 
-    state_dtype: torch.dtype | None
+    state_dtype: torch.dtype | str | None
     storage: Storage
     seed: int
     skip_nonfinite: bool

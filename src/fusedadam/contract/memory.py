@@ -19,7 +19,7 @@ from fusedadam import backends
 from fusedadam.contract import storage
 from fusedadam.formats import FORMATS, names
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.shards import local
+from fusedadam.tensors.shards import is_dtensor, local
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -45,7 +45,7 @@ def summary(optimizer: FusedOptimizer) -> str:
     lines = [
         f"{type(optimizer).__name__}: {len(params):,} parameter{'s' * (len(params) != 1)} of "
         f"{sum(k.elements for k in params):,} elements, "
-        f"{readable(_state_bytes(kept))} of state",
+        f"{readable(_state_bytes(kept))} of state{_where(optimizer)}",
         *_storage(optimizer),
     ]
     for device in dict.fromkeys(k.device for k in kept):
@@ -59,6 +59,11 @@ def summary(optimizer: FusedOptimizer) -> str:
         rows.append(("  in all", "", "", "", readable(sum(k.bytes for k in here))))
         lines += ["", *_aligned(rows)]
     return "\n".join(lines)
+
+
+def _where(optimizer: FusedOptimizer) -> str:
+    """Sharded tensors are counted by what this process has of them."""
+    return " on this process" if any(map(is_dtensor, optimizer._params())) else ""
 
 
 def described(text: str, optimizer: FusedOptimizer) -> str:
