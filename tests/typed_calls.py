@@ -14,5 +14,5 @@ fusedadam.Adan(params, max_grad_norm=1.0, maximize=False, capturable=True, skip_
 fusedadam.RMSprop(params, 0.1, 0.99, 1e-8, 0, 0, False, True, None, False, storage="8bit", state_dtype=torch.float32)
 fusedadam.AdamW(params, weight_decy=0.1)  # type: ignore[call-arg]
 fusedadam.AdamW(params, backend="cuda")  # type: ignore[arg-type]
-fusedadam.NAdam(params, fused=True)  # type: ignore[call-arg]
+fusedadam.RAdam(params, fused=True)  # type: ignore[call-arg]
 fusedadam.EmaAdamW(params, maximize=True)  # type: ignore[call-arg]

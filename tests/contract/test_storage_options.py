@@ -21,16 +21,18 @@ from fusedadam import (
     EmaAdamW,
     Lamb,
     Lion,
-    NAdam,
     RAdam,
     RMSprop,
     RMSpropTF,
     ScheduleFreeAdamW,
 )
+from fusedadam.catalog import CATALOG
 from fusedadam.contract import storage
 from fusedadam.contract.role_arrays import value_of
 
 BF16, F32, F16, F64 = torch.bfloat16, torch.float32, torch.float16, torch.float64
+# one number for the parameter, beside two moments
+(WITH_A_NUMBER,) = (entry.cls for entry in CATALOG.values() if entry.float32_twin)
 
 
 def bytes_of(optimizer, param):
@@ -52,7 +54,7 @@ def stepped(make, dtype, shape=(64, 128)):
     ("cls", "options", "dtype", "expected"),
     [
         *((cls, {}, BF16, (12, 8, 5.0625)) for cls in (AdamW, Adam, AdamP, BertAdam, Adadelta, Lamb, RAdam)),
-        (NAdam, {}, BF16, tuple(4 / 8192 + n for n in (12, 8, 5.0625))),  # and one number for the parameter
+        (WITH_A_NUMBER, {}, BF16, tuple(4 / 8192 + n for n in (12, 8, 5.0625))),
         (Adafactor, {}, BF16, tuple((64 + 128) * 4 / 8192 + n for n in (4, 4, 3))),  # and one for each row and column
         (SGD, {}, BF16, (4, 4, 3)),
         (SGD, {"momentum": 0.9}, BF16, (8, 6, 4.03125)),
