@@ -13,24 +13,21 @@ import torch
 from torch import Tensor
 
 
-class AdamByHand:
+class WithMoments:
+    """One tensor with two moments, and the numbers that most formulas have."""
+
+    def __init__(self, param: Tensor, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, maximize=False):
+        self.p, self.t = param.clone(), 0
+        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
+        self.lr, (self.b1, self.b2), self.eps, self.wd, self.maximize = lr, betas, eps, weight_decay, maximize
+
+
+class AdamByHand(WithMoments):
     """Adam and AdamW for one tensor, in the dtype of what it is given."""
 
-    def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
-        amsgrad=False,
-        maximize=False,
-        decoupled=True,
-    ):
-        self.p, self.t = param.clone(), 0
-        self.m, self.v, self.x = (torch.zeros_like(param) for _ in range(3))
-        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
-        self.amsgrad, self.maximize, self.decoupled = amsgrad, maximize, decoupled
+    def __init__(self, param: Tensor, amsgrad=False, decoupled=True, **common):
+        super().__init__(param, **common)
+        self.x, self.amsgrad, self.decoupled = torch.zeros_like(param), amsgrad, decoupled
 
     def step(self, g: Tensor) -> None:
         self.t += 1
@@ -46,23 +43,11 @@ class AdamByHand:
         self.p = self.p - self.lr * m_hat / (root + self.eps)
 
 
-class EmaAdamByHand:
-    def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
-        ema_decay=0.9999,
-        mode=1,
-        bias_correction=True,
-        warmup=False,
-    ):
-        self.p, self.s, self.t = param.clone(), param.clone(), 0
-        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
-        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
-        self.decay, self.mode, self.bias_correction, self.warmup = ema_decay, mode, bias_correction, warmup
+class EmaAdamByHand(WithMoments):
+    def __init__(self, param: Tensor, ema_decay=0.9999, mode=1, bias_correction=True, warmup=False, **common):
+        super().__init__(param, **common)
+        self.s, self.decay, self.mode = param.clone(), ema_decay, mode
+        self.bias_correction, self.warmup = bias_correction, warmup
 
     def step(self, g: Tensor) -> None:
         self.t += 1
@@ -102,7 +87,7 @@ def adamw_v2_listing(var, grad, m, v, max_grad_norm, *, step, amsgrad, maximize,
     return adamw_v2(var, grad, m, v, max_grad_norm, step=step, amsgrad=amsgrad, maximize=maximize, **rounded)
 
 
-class AdamPByHand:
+class AdamPByHand(WithMoments):
     """AdamP for one tensor; ``projection`` says what the last step did.
 
     Of a matrix, the update is made of the moments as they are stored: ``as_stored``, if they are kept in low precision.
@@ -110,22 +95,9 @@ class AdamPByHand:
 
     as_stored: tuple[Tensor, Tensor] | None = None
 
-    def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
-        delta=0.1,
-        wd_ratio=0.1,
-        nesterov=False,
-        maximize=False,
-    ):
-        self.p, self.t, self.projection = param.clone(), 0, "none"
-        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
-        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
-        self.delta, self.wd_ratio, self.nesterov, self.maximize = delta, wd_ratio, nesterov, maximize
+    def __init__(self, param: Tensor, delta=0.1, wd_ratio=0.1, nesterov=False, **common):
+        super().__init__(param, **common)
+        self.delta, self.wd_ratio, self.nesterov, self.projection = delta, wd_ratio, nesterov, "none"
 
     def step(self, g: Tensor) -> None:
         self.t += 1
@@ -175,28 +147,15 @@ def schedule_by_hand(name: str, x: float, warmup: float) -> float:
     }[name]
 
 
-class BertAdamByHand:
+class BertAdamByHand(WithMoments):
     """BertAdam for one tensor, clipped by the norm that is given or else by its own."""
 
     def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        warmup=-1,
-        t_total=-1,
-        schedule="warmup_linear",
-        b1=0.9,
-        b2=0.999,
-        e=1e-6,
-        weight_decay=0.01,
-        max_grad_norm=1.0,
-        maximize=False,
-    ):
-        self.p, self.t = param.clone(), 0
-        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
-        self.lr, self.warmup, self.t_total, self.schedule = lr, warmup, t_total, schedule
-        self.b1, self.b2, self.eps, self.wd = b1, b2, e, weight_decay
-        self.max_grad_norm, self.maximize = max_grad_norm, maximize
+        self, param: Tensor, lr=1e-3, warmup=-1, t_total=-1, schedule="warmup_linear", b1=0.9, b2=0.999, e=1e-6,
+        weight_decay=0.01, max_grad_norm=1.0, maximize=False,
+    ):  # fmt: skip
+        super().__init__(param, lr, (b1, b2), e, weight_decay, maximize)
+        self.warmup, self.t_total, self.schedule, self.max_grad_norm = warmup, t_total, schedule, max_grad_norm
 
     def next_lr(self) -> float:
         if self.t_total == -1:
@@ -218,18 +177,9 @@ class RMSpropTFByHand:
     """TensorFlow's RMSprop for one tensor."""
 
     def __init__(
-        self,
-        param: Tensor,
-        lr=1e-2,
-        alpha=0.9,
-        eps=1e-10,
-        weight_decay=0.0,
-        momentum=0.0,
-        centered=False,
-        decoupled_decay=False,
-        lr_in_momentum=True,
-        maximize=False,
-    ):
+        self, param: Tensor, lr=1e-2, alpha=0.9, eps=1e-10, weight_decay=0.0, momentum=0.0, centered=False,
+        decoupled_decay=False, lr_in_momentum=True, maximize=False,
+    ):  # fmt: skip
         self.p, self.v, self.t = param.clone(), torch.ones_like(param), 0
         self.a, self.b = torch.zeros_like(param), torch.zeros_like(param)
         self.lr, self.alpha, self.eps, self.wd, self.momentum = lr, alpha, eps, weight_decay, momentum
@@ -256,7 +206,7 @@ class RMSpropTFByHand:
             self.p = self.p - self.lr * self.b
 
 
-class LambByHand:
+class LambByHand(WithMoments):
     """Lamb for one tensor; ``ratio`` is the last step's. It is given the norm of all gradients.
 
     Where a ratio is taken, the update is made of the moments as they are stored: ``as_stored``, if they are kept in low
@@ -266,23 +216,12 @@ class LambByHand:
     as_stored: tuple[Tensor, Tensor] | None = None
 
     def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-6,
-        weight_decay=0.01,
-        bias_correction=True,
-        max_weight_norm=None,
-        adam=False,
-        use_global_grad_norm=False,
-        maximize=False,
-    ):
-        self.p, self.t, self.ratio = param.clone(), 0, 1.0
-        self.m, self.v = torch.zeros_like(param), torch.zeros_like(param)
-        self.lr, (self.b1, self.b2), self.eps, self.wd = lr, betas, eps, weight_decay
+        self, param: Tensor, eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=None, adam=False,
+        use_global_grad_norm=False, **common,
+    ):  # fmt: skip
+        super().__init__(param, eps=eps, weight_decay=weight_decay, **common)
         self.bias_correction, self.max_weight_norm, self.adam = bias_correction, max_weight_norm, adam
-        self.use_global_grad_norm, self.maximize = use_global_grad_norm, maximize
+        self.use_global_grad_norm, self.ratio = use_global_grad_norm, 1.0
 
     def step(self, g: Tensor, norm: float = 0.0) -> None:
         self.t += 1
@@ -321,15 +260,9 @@ class AdanByHand:
     previous: Tensor | None = None
 
     def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.98, 0.92, 0.99),
-        eps=1e-8,
-        weight_decay=0.0,
-        no_prox=False,
+        self, param: Tensor, lr=1e-3, betas=(0.98, 0.92, 0.99), eps=1e-8, weight_decay=0.0, no_prox=False,
         maximize=False,
-    ):
+    ):  # fmt: skip
         self.p, self.t = param.clone(), 0
         self.m, self.d, self.n = torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param)
         self.lr, (self.b1, self.b2, self.b3), self.eps, self.wd = lr, betas, eps, weight_decay
@@ -355,17 +288,9 @@ class AdEMAMixByHand:
     """AdEMAMix for one tensor."""
 
     def __init__(
-        self,
-        param: Tensor,
-        lr=1e-3,
-        betas=(0.9, 0.999, 0.9999),
-        alpha=2.0,
-        alpha_warmup=None,
-        beta3_warmup=None,
-        eps=1e-8,
-        weight_decay=0.0,
-        maximize=False,
-    ):
+        self, param: Tensor, lr=1e-3, betas=(0.9, 0.999, 0.9999), alpha=2.0, alpha_warmup=None, beta3_warmup=None,
+        eps=1e-8, weight_decay=0.0, maximize=False,
+    ):  # fmt: skip
         self.p, self.t = param.clone(), 0
         self.m, self.s, self.v = torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param)
         self.lr, (self.b1, self.b2, self.b3), self.eps, self.wd = lr, betas, eps, weight_decay
