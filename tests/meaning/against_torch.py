@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fusedadam
 from tests.support import F32, F64
 
 SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2)]
@@ -48,36 +49,48 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def assert_equals_torch(
+    name: str, place: tuple[str, str], options: dict[str, Any], other: dict[str, Any], steps: int = 20,
+    rtol: float = 1e-11,
+) -> None:  # fmt: skip
+    """In float64, with two groups; ``other``: the options of the second."""
+    ours, theirs = both(name, place, options, other)
+    train(ours, steps)
+    train(theirs, steps)
+    assert_equal(ours, theirs, rtol)
+
+
 def both(
-    ours: Any, theirs: Any, place: tuple[str, str], options: dict[str, Any], other: dict[str, Any]
+    name: str, place: tuple[str, str], options: dict[str, Any], other: dict[str, Any]
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Ours and theirs, in float64, with two groups; ``other``: the options of the second."""
+    """Ours and torch's of this name; the rest as above."""
     device, backend = place
     made = []
-    for cls, own in ((ours, {"backend": backend}), (theirs, {"foreach": False})):
+    for library, own in ((fusedadam, {"backend": backend}), (torch.optim, {"foreach": False})):
         params = parameters(device=device)
-        made.append(cls([{"params": params[:2]}, {"params": params[2:], **other}], **options, **own))
+        made.append(getattr(library, name)([{"params": params[:2]}, {"params": params[2:], **other}], **options, **own))
     return made[0], made[1]
 
 
-def assert_equal(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+def assert_equal(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, rtol: float = 1e-11) -> None:
     """All that torch keeps, to what float64 rounds."""
     for p, q in zip(params_of(ours), params_of(theirs), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(p, q, rtol=rtol, atol=rtol / 100)
         assert ours.state[p].keys() - {"step"} == theirs.state[q].keys() - {"step"}
         for name, value in theirs.state[q].items():
             kept = ours.state[p][name]
             if name == "mu_product":  # torch's is on the host, unless the optimizer is capturable
                 kept = kept.to(value.device)
             # torch counts in the default dtype
-            torch.testing.assert_close(kept, value, rtol=1e-11, atol=1e-13, check_dtype=name != "step")
+            torch.testing.assert_close(kept, value, rtol=rtol, atol=rtol / 100, check_dtype=name != "step")
 
 
 def assert_as_close_to_float64(
-    ours: Any, theirs: Any, place: tuple[str, str], options: dict[str, Any], dtype: torch.dtype = F32
+    name: str, place: tuple[str, str], options: dict[str, Any], dtype: torch.dtype = F32
 ) -> None:
     """In float32, or another dtype, ours is at most as far from float64 as torch's is."""
     device, backend = place
+    ours, theirs = getattr(fusedadam, name), getattr(torch.optim, name)
     exact, mine, torchs = parameters(F64), parameters(dtype, device), parameters(dtype, device)
     with torch.no_grad():
         for p, q in zip(exact, mine, strict=True):

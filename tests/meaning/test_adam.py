@@ -9,67 +9,34 @@ import torch
 
 import fusedadam
 from fusedadam.functional import adamw_
+from tests.meaning.against_torch import assert_as_close_to_float64, assert_equals_torch
 from tests.meaning.by_hand import AdamByHand
 from tests.support import BF16, F32, F64, QUICK_PLACES, ulp
 
 FLAGS = list(itertools.product((False, True), repeat=2))
-PAIRS = [(fusedadam.AdamW, torch.optim.AdamW), (fusedadam.Adam, torch.optim.Adam)]
-SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2)]
+OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
+OTHER = {"lr": 3e-3, "weight_decay": 0.3, "betas": (0.8, 0.95)}
+BOTH = pytest.mark.parametrize("name", ["AdamW", "Adam"])
 
 
-def train(optimizer_class, params, steps=30, **options):
-    """Changing gradients, several groups, some parameters without gradient now and then."""
-    generator = torch.Generator().manual_seed(1)
-    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 3e-3, "weight_decay": 0.3, "betas": (0.8, 0.95)}]
-    optimizer = optimizer_class(groups, **options)
-    for step in range(steps):
-        for k, p in enumerate(params):
-            grad = torch.randn(p.shape, generator=generator, dtype=F64).to(p) * 10 ** (-step % 4)
-            p.grad = None if step % 5 == k else grad
-        optimizer.step()
-    return optimizer
-
-
-def parameters(dtype=F64, device="cpu"):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype).to(device)) for s in SHAPES]
-
-
+@BOTH
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize(("amsgrad", "maximize"), FLAGS)
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_equals_torch_in_float64(ours, theirs, amsgrad, maximize, place):
-    device, backend = place
-    options = {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": amsgrad, "maximize": maximize}
-    a, b = parameters(device=device), parameters(device=device)
-    mine, torchs = train(ours, a, backend=backend, **options), train(theirs, b, foreach=False, **options)
-    for p, q in zip(a, b, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
-        assert mine.state[p].keys() == torchs.state[q].keys()
-        for name, value in torchs.state[q].items():
-            torch.testing.assert_close(mine.state[p][name], value, rtol=1e-12, atol=1e-14)
+def test_equals_torch_in_float64(name, amsgrad, maximize, place):
+    options = {**OPTIONS, "amsgrad": amsgrad, "maximize": maximize}
+    assert_equals_torch(name, place, options, OTHER, steps=30, rtol=1e-12)
 
 
+@BOTH
 @pytest.mark.parametrize("place", QUICK_PLACES)
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_is_as_close_to_float64_as_torch_is_in_float32(ours, theirs, place):
-    device, backend = place
-    options = {"lr": 1e-2, "weight_decay": 0.1}
-    exact, mine, torchs = parameters(F64), parameters(F32, device), parameters(F32, device)
-    for p, q in zip(exact, mine, strict=True):
-        p.data.copy_(q)  # the same start, to the bit
-    train(theirs, exact, foreach=False, **options)
-    train(ours, mine, backend=backend, **options)
-    train(theirs, torchs, foreach=False, **options)
-    ours_off = max((p.cpu() - e).abs().max().item() for p, e in zip(mine, exact, strict=True))
-    torchs_off = max((p.cpu() - e).abs().max().item() for p, e in zip(torchs, exact, strict=True))
-    assert ours_off <= 1.5 * torchs_off + 1e-7
+def test_is_as_close_to_float64_as_torch_is_in_float32(name, place):
+    assert_as_close_to_float64(name, place, OPTIONS)
 
 
 @pytest.mark.parametrize(("amsgrad", "maximize"), FLAGS)
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_the_version_by_hand_is_torchs(decoupled, amsgrad, maximize):
-    options = {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": amsgrad, "maximize": maximize}
+    options = {**OPTIONS, "amsgrad": amsgrad, "maximize": maximize}
     param = torch.nn.Parameter(torch.linspace(-1, 1, 50, dtype=F64))
     theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)([param], **options)
     by_hand = AdamByHand(param.detach(), decoupled=decoupled, **options)
@@ -115,7 +82,7 @@ def test_lists_of_tensors_are_the_same_as_one_after_the_other():
         ]
 
     together, apart = roles(), roles()
-    adamw_(*together, step=[1, 7, 30], weight_decay=0.1)
+    adamw_(*together, step=[1, torch.tensor([7]), 30], weight_decay=0.1)
     for tensors, step in zip(zip(*apart, strict=True), (1, 7, 30), strict=True):
         adamw_(*tensors, step=step, weight_decay=0.1)
     for a, b in zip(together, apart, strict=True):

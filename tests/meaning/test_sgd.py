@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import fusedadam
-from tests.meaning.against_torch import assert_as_close_to_float64, assert_equal, both, params_of, train
+from tests.meaning.against_torch import (
+    assert_as_close_to_float64,
+    assert_equal,
+    assert_equals_torch,
+    both,
+    params_of,
+    train,
+)
 from tests.support import QUICK_PLACES
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
@@ -26,22 +33,17 @@ FLAGS = [
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_equals_torch_in_float64(flags, place):
-    ours, theirs = both(fusedadam.SGD, torch.optim.SGD, place, {**OPTIONS, **flags}, OTHER)
-    train(ours)
-    train(theirs)
-    assert_equal(ours, theirs)
+    assert_equals_torch("SGD", place, {**OPTIONS, **flags}, OTHER)
 
 
 @pytest.mark.parametrize("place", QUICK_PLACES)
 @pytest.mark.parametrize("flags", [{}, {"momentum": 0.9, "nesterov": True}], ids=str)
 def test_is_as_close_to_float64_as_torch_is_in_float32(flags, place):
-    assert_as_close_to_float64(fusedadam.SGD, torch.optim.SGD, place, {**OPTIONS, **flags})
+    assert_as_close_to_float64("SGD", place, {**OPTIONS, **flags})
 
 
 def test_groups_with_and_without_momentum():
-    ours, theirs = both(
-        fusedadam.SGD, torch.optim.SGD, ("cpu", "numba"), {**OPTIONS, "momentum": 0.9}, {"momentum": 0.0}
-    )
+    ours, theirs = both("SGD", ("cpu", "numba"), {**OPTIONS, "momentum": 0.9}, {"momentum": 0.0})
     train(ours)
     train(theirs)
     assert_equal(ours, theirs)
@@ -51,7 +53,7 @@ def test_groups_with_and_without_momentum():
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.5])
 def test_momentum_that_changes_is_as_in_torch(momentum):
     """A schedule may take it to 0 and back: the buffer waits, as torch's does."""
-    ours, theirs = both(fusedadam.SGD, torch.optim.SGD, ("cpu", "numba"), {**OPTIONS, "momentum": 0.9}, {})
+    ours, theirs = both("SGD", ("cpu", "numba"), {**OPTIONS, "momentum": 0.9}, {})
     for optimizer in (ours, theirs):
         train(optimizer, 5)
         optimizer.param_groups[0]["momentum"] = momentum
@@ -62,7 +64,7 @@ def test_momentum_that_changes_is_as_in_torch(momentum):
 
 
 def test_momentum_that_is_switched_on_later_is_as_in_torch_without_dampening():
-    ours, theirs = both(fusedadam.SGD, torch.optim.SGD, ("cpu", "numba"), OPTIONS, {})
+    ours, theirs = both("SGD", ("cpu", "numba"), OPTIONS, {})
     for optimizer in (ours, theirs):
         train(optimizer, 5)
         optimizer.param_groups[0]["momentum"] = 0.9
