@@ -35,6 +35,7 @@ REFUSED = (
     + [(CLASSES, "capturable", case) for case in FLAGS]
     + [(CLASSES, "state_dtype", case) for case in DTYPES]
     + [(EMA, "ema_dtype", case) for case in DTYPES]
+    + [([fusedadam.BertAdam], "clip", ("norm", ValueError))]
     + [(CLASSES, "backend", case) for case in [("cuda", ValueError), ("", ValueError), ("Numba", ValueError)]]
 )
 OPTIONS = [
@@ -367,22 +368,16 @@ def test_operators_refuse_a_bad_number(operator, name, value, error):
     refused_untouched(error, name, operator, operands(operator) | {name: value})
 
 
-OTHERS = [("mode", v, ValueError) for v in (2, -1)] + [("bias_correction", v, e) for v, e in FLAGS]
-OTHERS += [("ema_decay", v, e) for v, e in [*KINDS, *VALUES, (1.001, ValueError)]]
-OTHERS += [("backend", "cuda", ValueError)]
+EMA_OTHERS = [("mode", v, ValueError) for v in (2, -1)] + [("bias_correction", v, e) for v, e in FLAGS]
+EMA_OTHERS += [("ema_decay", v, e) for v, e in [*KINDS, *VALUES, (1.001, ValueError)]]
+ADAMW_OTHERS = [(name, v, e) for name in ("amsgrad", "maximize") for v, e in FLAGS]
+OTHERS = [(functional.ema_adam_, *row) for row in [*EMA_OTHERS, ("backend", "cuda", ValueError)]]
+OTHERS += [(functional.adamw_, *row) for row in [*ADAMW_OTHERS, ("backend", "cuda", ValueError)]]
 
 
-@pytest.mark.parametrize(("name", "value", "error"), OTHERS, ids=readable)
-def test_ema_adam_refuses_its_own_bad_options(name, value, error):
-    refused_untouched(error, name, functional.ema_adam_, operands(functional.ema_adam_) | {name: value})
-
-
-ADAMW_OTHERS = [(name, v, e) for name in ("amsgrad", "maximize") for v, e in FLAGS] + [("backend", "cuda", ValueError)]
-
-
-@pytest.mark.parametrize(("name", "value", "error"), ADAMW_OTHERS, ids=readable)
-def test_adamw_refuses_its_own_bad_options(name, value, error):
-    refused_untouched(error, name, functional.adamw_, operands(functional.adamw_) | {name: value})
+@pytest.mark.parametrize(("operator", "name", "value", "error"), OTHERS, ids=readable)
+def test_operators_refuse_their_own_bad_options(operator, name, value, error):
+    refused_untouched(error, name, operator, operands(operator) | {name: value})
 
 
 def test_adamw_with_amsgrad_needs_the_running_maximum():

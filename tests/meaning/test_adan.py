@@ -26,15 +26,6 @@ def test_equals_the_formula_by_hand(flags, place):
             torch.testing.assert_close(value.detach().cpu(), getattr(expected, name), rtol=1e-11, atol=1e-13)
 
 
-def test_the_difference_of_the_first_gradient_is_zero_and_the_next_is_not():
-    param = torch.nn.Parameter(torch.zeros(3))
-    optimizer = fusedadam.Adan([param], betas=(0.0, 0.0, 0.0))
-    for grad, expected in ((2.0, 0.0), (5.0, 3.0), (5.0, 0.0)):
-        param.grad = torch.full((3,), grad)
-        optimizer.step()
-        assert optimizer.state[param]["exp_avg_diff"].tolist() == [expected] * 3
-
-
 def test_a_state_dict_with_counts_by_group_goes_on():
     """As the authors' package saves it."""
     ours = fusedadam.Adan(parameters(F32), **OPTIONS)
