@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import io
@@ -53,14 +52,23 @@ def pair(make, model=Small):
     return models, (step_in_backward(models[0], make), make(list(models[1].parameters())))
 
 
+def assert_alike(make, loop, model=Small):
+    """The bits of ``step()``, after the same loop over model and optimizer."""
+    models, optimizers = pair(make, model)
+    for own, optimizer in zip(models, optimizers, strict=True):
+        loop(own, optimizer)
+    assert_same(*optimizers)
+
+
+def five_steps(model, optimizer):
+    train(model, optimizer, 5)
+    assert all(state["step"] == 5 for state in optimizer.state.values())
+
+
 @EVERY
 @pytest.mark.parametrize(("dtype", "backend"), [(F32, None), (torch.bfloat16, "eager")], ids=str)
 def test_it_gives_the_bits_of_step(make, dtype, backend):
-    models, optimizers = pair(functools.partial(make, backend=backend), functools.partial(Small, dtype))
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, 5)
-    assert_same(*optimizers)
-    assert all(state["step"] == 5 for state in optimizers[0].state.values())
+    assert_alike(functools.partial(make, backend=backend), five_steps, functools.partial(Small, dtype))
 
 
 class Deep(torch.nn.Module):
@@ -107,24 +115,113 @@ def test_gradients_are_freed_and_not_only_let_go():
     assert len(watched) == 24
 
 
-@EVERY_PLAIN
-def test_schedulers_steer_it(make):
-    models, optimizers = pair(make)
-    for model, optimizer in zip(models, optimizers, strict=True):
-        scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8, cycle_momentum=False)
-        train(model, optimizer, 6, after=scheduler.step)
-    assert_same(*optimizers)
+def under_a_scheduler(model, optimizer):
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8, cycle_momentum=False)
+    train(model, optimizer, 6, after=scheduler.step)
+
+
+def with_options_that_change(model, optimizer):
+    for change in (
+        {"lr": torch.tensor(0.05, dtype=F64)}, {"weight_decay": 0.3}, {"lr": 0.01}, {"backend": "eager"},
+    ):  # fmt: skip
+        optimizer.param_groups[0].update(change)
+        train(model, optimizer, 2)
+
+
+def with_a_group_that_is_added_later(model, optimizer):
+    """It is left to ``step()``."""
+    more = torch.nn.Parameter(torch.ones(3, 4))
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": [more], "lr": 0.3})
+    for step in range(2, 5):
+        (model(batch(step)) + more.square().sum()).backward()
+        assert more.grad is not None
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.state[more]["step"] == 3
 
 
 @EVERY_PLAIN
-def test_options_and_a_tensor_lr_may_change_between_steps(make):
-    models, optimizers = pair(make)
-    changes = [{"lr": torch.tensor(0.05, dtype=F64)}, {"weight_decay": 0.3}, {"lr": 0.01}, {"backend": "eager"}]
-    for change in changes:
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.param_groups[0].update(copy.deepcopy(change))
-            train(model, optimizer, 2)
-    assert_same(*optimizers)
+@pytest.mark.parametrize(
+    "loop",
+    [under_a_scheduler, with_options_that_change, with_a_group_that_is_added_later],
+    ids=lambda loop: loop.__name__,
+)
+def test_loops_give_the_bits_of_step(make, loop):
+    assert_alike(make, loop)
+
+
+def with_a_closure_that_runs_backward(model, optimizer):
+    for k in range(3):
+
+        def closure(k=k):
+            optimizer.zero_grad()
+            loss = model(batch(k))
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).item() > 0
+
+
+def with_a_loss_that_reaches_only_some(model, optimizer):
+    train(model, optimizer, 1)
+    for _ in range(2):
+        model.last(torch.ones(1, 12)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    train(model, optimizer, 1)
+    assert [int(optimizer.state[p]["step"]) for p in model.parameters()] == [2, 2, 2, 2, 4, 4]
+
+
+def with_a_gradient_that_is_set_by_hand(model, optimizer):
+    """It is left to ``step()``."""
+    for _ in range(2):
+        train(model, optimizer, 1)
+        model.last.bias.grad = torch.ones(4)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def with_parameters_that_move(model, optimizer):
+    train(model, optimizer, 2)
+    for p in model.parameters():
+        p.data = p.data.clone()
+    model.double()
+    for state in optimizer.state.values():
+        state.update({k: v.clone() for k, v in state.items()})
+    train(model, optimizer, 2)
+
+
+def with_states_that_are_cleared(model, optimizer):
+    """They begin anew, as without it: see the changes in tests/contract/test_base.py."""
+    train(model, optimizer, 2)
+    optimizer.state.clear()
+    train(model, optimizer, 2)
+
+
+def with_a_loss_in_two_parts(model, optimizer):
+    """They share nothing, so this is no accumulation."""
+    for _ in range(2):
+        model.last(torch.ones(1, 12)).sum().backward()
+        model.norm(torch.ones(1, 12) * torch.arange(12.0)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [
+        ("AdamW", with_a_closure_that_runs_backward),
+        ("AdamP", with_a_loss_that_reaches_only_some),
+        ("EmaAdamW", with_a_gradient_that_is_set_by_hand),
+        ("AdamW", with_parameters_that_move),
+        ("AdamW", with_states_that_are_cleared),
+        ("AdamW", with_a_loss_in_two_parts),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_unusual_loops_give_the_bits_of_step(name, loop):
+    assert_alike(PLAIN[name], loop)
 
 
 @EVERY_PLAIN
@@ -145,22 +242,6 @@ def test_state_dicts_are_saved_and_loaded_in_the_middle(make):
         resumed.load_state_dict(state)
         train(second, resumed, 3, start=3)
         assert_same(resumed, expected)
-
-
-@EVERY_PLAIN
-def test_a_group_that_is_added_later_is_left_to_step(make):
-    models, optimizers = pair(make)
-    extra = [torch.nn.Parameter(torch.ones(3, 4)) for _ in models]
-    for model, optimizer, more in zip(models, optimizers, extra, strict=True):
-        train(model, optimizer, 2)
-        optimizer.add_param_group({"params": [more], "lr": 0.3})
-        for step in range(2, 5):
-            (model(batch(step)) + more.square().sum()).backward()
-            assert more.grad is not None
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same(*optimizers)
-    assert optimizers[0].state[extra[0]]["step"] == 3
 
 
 @EVERY_PLAIN
@@ -195,11 +276,7 @@ class Tied(torch.nn.Module):
 
 @EVERY_PLAIN
 def test_tied_parameters_step_once_with_their_whole_gradient(make):
-    models, optimizers = pair(make, Tied)
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, 4)
-    assert_same(*optimizers)
-    assert all(state["step"] == 4 for state in optimizers[0].state.values())
+    assert_alike(make, five_steps, Tied)
 
 
 def grouped(make):
@@ -212,64 +289,12 @@ def grouped(make):
 
 @EVERY_PLAIN
 def test_groups_have_their_own_options(make):
-    models, optimizers = pair(grouped(make))
-    for model, optimizer in zip(models, optimizers, strict=True):
+    def loop(model, optimizer):
         train(model, optimizer, 2)
         optimizer.param_groups[1]["lr"] = 0.07
         train(model, optimizer, 2, start=2)
-    assert_same(*optimizers)
 
-
-def test_a_closure_may_run_backward():
-    models, optimizers = pair(PLAIN["AdamW"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        for k in range(3):
-
-            def closure(model=model, optimizer=optimizer, k=k):
-                optimizer.zero_grad()
-                loss = model(batch(k))
-                loss.backward()
-                return loss
-
-            assert optimizer.step(closure).item() > 0
-    assert_same(*optimizers)
-
-
-def test_parameters_that_a_loss_does_not_reach_keep_their_count():
-    models, optimizers = pair(PLAIN["AdamP"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, 1)
-        for _ in range(2):
-            model.last(torch.ones(1, 12)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        train(model, optimizer, 1)
-    assert_same(*optimizers)
-    assert [int(optimizers[0].state[p]["step"]) for p in models[0].parameters()] == [2, 2, 2, 2, 4, 4]
-
-
-def test_a_gradient_that_is_set_by_hand_is_left_to_step():
-    models, optimizers = pair(PLAIN["EmaAdamW"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        for _ in range(2):
-            train(model, optimizer, 1)
-            model.last.bias.grad = torch.ones(4)
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same(*optimizers)
-
-
-def test_parameters_may_be_moved_between_steps():
-    models, optimizers = pair(PLAIN["AdamW"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, 2)
-        for p in model.parameters():
-            p.data = p.data.clone()
-        model.double()
-        for state in optimizer.state.values():
-            state.update({k: v.clone() for k, v in state.items()})
-        train(model, optimizer, 2)
-    assert_same(*optimizers)
+    assert_alike(grouped(make), loop)
 
 
 # EMA
@@ -356,16 +381,6 @@ def test_clipping_that_is_asked_for_later_is_refused_too(change):
         go_on()
 
 
-def test_states_that_are_cleared_begin_anew():
-    """As without it: see the changes in tests/contract/test_base.py."""
-    models, optimizers = pair(PLAIN["AdamW"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, 2)
-        optimizer.state.clear()
-        train(model, optimizer, 2)
-    assert_same(*optimizers)
-
-
 @pytest.mark.parametrize("unscaled", [False, True])
 def test_a_grad_scaler_is_refused_by_its_step(unscaled):
     model = Small()
@@ -396,54 +411,17 @@ def test_gradients_that_accumulate_are_refused_before_anything_is_written():
     assert all(state["step"] == 2 for state in optimizer.state.values())
 
 
-def put_gradients_back(model):
-    """As DistributedDataParallel does, when it has added them up."""
+def test_gradients_that_come_back_after_backward_are_refused_before_anything_is_written():
+    """As DistributedDataParallel puts them back when it has added them up. The wrapper cannot be seen; this can."""
+    model = Small()
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    model(batch(0)).backward()
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-
-
-def test_gradients_that_come_back_after_backward_are_refused():
-    """The wrapper around the model that is trained cannot be seen; what it does to gradients can."""
-    model = Small()
-    optimizer = step_in_backward(model, PLAIN["AdamW"])
-    model(batch(0)).backward()
-    put_gradients_back(model)
+    before = everything(optimizer)
     with pytest.raises(RuntimeError, match=r"has a gradient again.*DistributedDataParallel"):
         optimizer.step()
-
-
-def test_gradients_that_come_back_after_backward_are_refused_before_anything_is_written():
-    model = Small()
-    optimizer = step_in_backward(model, PLAIN["AdamW"])
-    model(batch(0)).backward()
-    put_gradients_back(model)
-    before = everything(optimizer)
-    with pytest.raises(RuntimeError, match="has a gradient again"):
-        optimizer.step()
     assert_unchanged(optimizer, before)
-
-
-def test_a_second_one_for_the_same_model_takes_over_or_is_refused():
-    """As when a cell of a notebook is run again."""
-    model = Small()
-    step_in_backward(model, PLAIN["AdamW"])
-    second = None
-    with contextlib.suppress(ValueError):
-        second = step_in_backward(model, PLAIN["AdamW"])
-    if second is not None:
-        train(model, second, 3)
-        assert all(state["step"] == 3 for state in second.state.values())
-
-
-def test_a_loss_in_two_parts_that_share_nothing_is_no_accumulation():
-    models, optimizers = pair(PLAIN["AdamW"])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        for _ in range(2):
-            model.last(torch.ones(1, 12)).sum().backward()
-            model.norm(torch.ones(1, 12) * torch.arange(12.0)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same(*optimizers)
 
 
 def test_an_optimizer_of_torchs_is_refused():
