@@ -1,4 +1,4 @@
-"""torch_npu's Adam operators, called as optimizers call them: for some steps, into the tensors of `out`."""
+"""torch_npu's and MindSpeed's operators, called as optimizers call them: for some steps, into the tensors of `out`."""
 
 import json
 
@@ -6,6 +6,7 @@ import torch
 import torch_npu
 from mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw import fused_ema_adamw
 from mindspeed.ops.npu_apply_fused_adamw_v2 import npu_apply_fused_adamw_v2
+from mindspeed.ops.npu_apply_fused_ema_adamw import npu_apply_fused_ema_adamw
 
 lr, beta1, beta2, epsilon, weight_decay = 0.01, 0.9, 0.99, 1e-6, 0.1
 printed = []
@@ -70,6 +71,16 @@ for count, grad in enumerate(grads, 1):
     step = torch.tensor([count]).npu()
     fused_ema_adamw([grad], [var], [m], [v], [s], step, lr, 0.5, beta1, beta2, epsilon, 1, True, weight_decay)
 report("fused_ema_adamw", start, grads, var, m, v, s)
+
+var, m, v, grads = fresh()
+s = var.clone()
+for count, grad in enumerate(grads, 1):
+    step = torch.tensor([count]).npu()
+    npu_apply_fused_ema_adamw(
+        grad, var, m, v, s, step, lr, 0.5, beta1, beta2, epsilon, mode=1, bias_correction=True,
+        weight_decay=weight_decay,
+    )  # fmt: skip
+report("npu_apply_fused_ema_adamw", start, grads, var, m, v, s)
 
 stream, begun, done = torch.Stream(device="npu"), *(torch.Event(device="npu", enable_timing=True) for _ in range(2))
 begun.record(stream)
