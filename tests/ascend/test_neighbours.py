@@ -1,9 +1,6 @@
-"""torch_npu's other optimizers and its base class, where scripts meet them: checkpoints, dtypes, moving parameters."""
+"""torch_npu's own formulas, which torch.optim does not have, and its base class."""
 
 from __future__ import annotations
-
-import functools
-import io
 
 import pytest
 import torch
@@ -11,51 +8,12 @@ from torch.optim.optimizer import required
 
 import fusedadam
 from fusedadam import ascend
-from fusedadam.ascend import NpuFusedOptimizerBase, mindspeed
-from tests.ascend.training import assert_same, leaves, params_of, train
+from fusedadam.ascend import NpuFusedOptimizerBase
+from tests.ascend.training import assert_same, leaves, train
 from tests.meaning.by_hand import LambByHand, RMSpropTFByHand, norm_by_hand
-from tests.support import BF16, F16, F32, F64
+from tests.support import F64
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
-CLASSES = {
-    "SGD": functools.partial(ascend.NpuFusedSGD, **MOMENTUM),
-    "Adam": functools.partial(ascend.NpuFusedAdam, amsgrad=True),
-    "Adadelta": ascend.NpuFusedAdadelta,
-    "RMSprop": functools.partial(ascend.NpuFusedRMSprop, **MOMENTUM, centered=True),
-    "RMSpropTF": functools.partial(ascend.NpuFusedRMSpropTF, **MOMENTUM, centered=True),
-    "Lamb": functools.partial(ascend.NpuFusedLamb, use_global_grad_norm=True),
-    "MindSpeed's AdamW": mindspeed.AdamW,
-    "MindSpeed's FusedTorchAdamW": ascend.FusedTorchAdamW,
-}
-EVERY = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-
-
-@EVERY
-def test_a_resumed_run_is_the_uninterrupted_one(cls):
-    dtypes = (F32, F16, BF16)
-    whole = train(cls(leaves(dtypes)), 6)
-    first = train(cls(leaves(dtypes)), 3)
-    second = cls([torch.nn.Parameter(p.detach().clone()) for p in params_of(first)])
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second.load_state_dict(torch.load(file, weights_only=True))
-    assert_same(train(second, 3, start=3), whole)
-
-
-@EVERY
-def test_parameters_may_be_replaced_and_may_lack_gradients_at_first(cls):
-    """torch_npu forgets a parameter that has no gradient in the first step."""
-    late = lambda step: {0} if step < 2 else ()  # noqa: E731
-    still, moving = train(cls(leaves()), 4, missing=late), cls(leaves())
-    for step in range(4):
-        train(moving, 1, start=step, missing=late)
-        for p in params_of(moving):
-            p.grad, p.data = None, p.data.clone()
-    assert_same(moving, still)
-    assert all(p in moving.state for p in params_of(moving))
-
-
 HANDS = [
     (ascend.NpuFusedRMSpropTF, RMSpropTFByHand, {**MOMENTUM, "centered": True}),
     (ascend.NpuFusedRMSpropTF, RMSpropTFByHand, {**MOMENTUM, "decoupled_decay": True, "lr_in_momentum": False}),

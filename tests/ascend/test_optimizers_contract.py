@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 
@@ -10,23 +11,31 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam
+from fusedadam import ascend
+from fusedadam.ascend import FusedEmaAdamW, NpuFusedAdamP, NpuFusedAdamW, NpuFusedBertAdam, mindspeed
 from tests.ascend.training import SHAPES, assert_same, leaves, params_of, set_grads, tensors, train
-from tests.meaning.by_hand import AdamByHand, AdamPByHand, BertAdamByHand, EmaAdamByHand
-from tests.meaning.judge import judge
 from tests.support import BF16, F16, F32, F64
 
-BY_HAND = {
-    NpuFusedAdamW: AdamByHand,
-    NpuFusedAdamP: AdamPByHand,
-    NpuFusedBertAdam: BertAdamByHand,
-    FusedEmaAdamW: EmaAdamByHand,
+MOMENTUM = {"momentum": 0.9, "weight_decay": 0.1}
+CLASSES = {
+    "AdamW": NpuFusedAdamW,
+    "AdamP": NpuFusedAdamP,
+    "BertAdam": functools.partial(NpuFusedBertAdam, warmup=0.3, t_total=9),
+    "SGD": functools.partial(ascend.NpuFusedSGD, **MOMENTUM),
+    "Adam": functools.partial(ascend.NpuFusedAdam, amsgrad=True),
+    "Adadelta": ascend.NpuFusedAdadelta,
+    "RMSprop": functools.partial(ascend.NpuFusedRMSprop, **MOMENTUM, centered=True),
+    "RMSpropTF": functools.partial(ascend.NpuFusedRMSpropTF, **MOMENTUM, centered=True),
+    "Lamb": ascend.NpuFusedLamb,
+    "MindSpeed's EmaAdamW": FusedEmaAdamW,
+    "MindSpeed's AdamW": mindspeed.AdamW,
+    "MindSpeed's FusedTorchAdamW": ascend.FusedTorchAdamW,
 }
-EVERY = pytest.mark.parametrize("cls", BY_HAND)
+EVERY = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 pytestmark = pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2 is not given")
 
 
-@EVERY
+@pytest.mark.parametrize("cls", [NpuFusedAdamW, NpuFusedAdamP, NpuFusedBertAdam, FusedEmaAdamW])
 def test_it_can_be_rebuilt_from_its_defaults(cls):
     optimizer = cls(leaves(), lr=0.05, weight_decay=0.3)
     again = cls(leaves(), **optimizer.defaults)
@@ -44,10 +53,9 @@ def saved(optimizer):
 @EVERY
 @pytest.mark.parametrize("dtypes", [(F32, F16), (BF16, F64)], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one(cls, dtypes):
-    options = {"warmup": 0.3, "t_total": 9} if cls is NpuFusedBertAdam else {"lr": 0.05}
-    whole = train(cls(leaves(dtypes), **options), 8)
-    first = train(cls(leaves(dtypes), **options), 3)
-    second = cls([torch.nn.Parameter(p.detach().clone()) for p in params_of(first)], **options)
+    whole = train(cls(leaves(dtypes), lr=0.05), 8)
+    first = train(cls(leaves(dtypes), lr=0.05), 3)
+    second = cls([torch.nn.Parameter(p.detach().clone()) for p in params_of(first)], lr=0.05)
     second.load_state_dict(saved(first))
     assert_same(train(second, 5, start=3), whole)
 
@@ -119,21 +127,6 @@ def test_parameters_and_gradients_may_be_reallocated(cls, move):
 
 
 @EVERY
-@pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
-def test_any_dtype_works(cls, dtype):
-    by_hand = BY_HAND[cls]
-    options = {"lr": 0.05, "weight_decay": 0.1}
-    own = {"b2": 0.99} if by_hand is BertAdamByHand else {}
-    optimizer = cls(leaves((dtype,)), **options, **own)
-    params = params_of(optimizer)
-    runs = [by_hand(p.detach().double(), **options, **own) for p in params]
-    for step in range(4):
-        train(optimizer, 1, start=step)
-        for run, p in zip(runs, params, strict=True):
-            judge(run, p, optimizer.state[p], p.grad, f"step {step}, {tuple(p.shape)}", slack=16)
-
-
-@EVERY
 def test_a_closure_runs_with_gradients_and_its_loss_comes_back(cls):
     param = torch.nn.Parameter(torch.full((3, 3), 2.0))
     optimizer = cls([param], lr=0.1)
@@ -146,23 +139,13 @@ def test_a_closure_runs_with_gradients_and_its_loss_comes_back(cls):
         return loss
 
     assert optimizer.step(closure).item() == 36.0
+    optimizer.step(closure)  # a warm-up begins with a rate of 0
     assert (param < 2).all()
 
 
 @EVERY
-def test_a_parameter_without_gradient_in_the_first_step_is_updated_later_as_if_it_came_new(cls):
-    optimizer = train(cls(leaves(), lr=0.05), 2, missing=lambda step: {0})
-    late = params_of(optimizer)[0]
-    assert torch.equal(late, leaves()[0])
-    train(optimizer, 2, start=2)
-    alone = train(cls(leaves()[:1], lr=0.05), 2, start=2)
-    assert torch.equal(late, params_of(alone)[0])
-    assert [float(optimizer.state[p]["step"]) for p in params_of(optimizer)] == [2, 4, 4, 4]
-
-
-@EVERY
 def test_each_parameter_has_its_own_count(cls):
-    """In torch_npu the first one's is the whole group's."""
+    """In torch_npu the first one's is the whole group's, and one without a gradient in the first step is forgotten."""
     optimizer = train(cls(leaves(), lr=0.05), 6, missing=lambda step: {0} if step % 2 else {1})
     for k, p in enumerate(params_of(optimizer)):
         alone = cls(leaves()[k : k + 1], lr=0.05)
@@ -173,6 +156,7 @@ def test_each_parameter_has_its_own_count(cls):
                 params_of(alone)[0].grad = own[k].grad
                 alone.step()
         torch.testing.assert_close(p, params_of(alone)[0], rtol=0, atol=0)
+        assert float(optimizer.state[p]["step"]) == (3 if k < 2 else 6)
 
 
 @EVERY
@@ -185,20 +169,6 @@ def test_a_state_dict_that_is_loaded_after_a_step_counts(cls):
             p.copy_(q)
     optimizer.load_state_dict(other.state_dict())
     assert_same(train(optimizer, 2, start=5), train(other, 2, start=5))
-
-
-@pytest.mark.parametrize("schedule", ["warmup_cosine", "warmup_constant", "warmup_linear", "warmup_poly"])
-def test_every_schedule_runs_to_its_end_and_past_it(schedule):
-    """torch_npu's cosine crashes. The rates that are announced are those of the formula, and are the ones taken."""
-    options = {"lr": 0.1, "warmup": 0.25, "t_total": 8, "schedule": schedule, "b2": 0.99}
-    optimizer = NpuFusedBertAdam(leaves((F64,), [(4,)]), **options)
-    (param,) = params_of(optimizer)
-    by_hand = BertAdamByHand(param.detach(), **options)
-    for step in range(11):
-        assert optimizer.get_lr() == pytest.approx([by_hand.next_lr()], rel=1e-12, abs=0)
-        train(optimizer, 1, start=step)
-        by_hand.step(param.grad)
-        torch.testing.assert_close(param.detach(), by_hand.p, rtol=1e-12, atol=1e-14)
 
 
 def test_the_schedules_place_is_saved():

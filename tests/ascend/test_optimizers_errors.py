@@ -103,31 +103,6 @@ def test_mindspeeds_mode_must_be_a_bool(cls):
         cls([leaf(2)], adam_w_mode=1)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("kind", engine.PARAMETERS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantiz.*")
-def test_a_parameter_that_cannot_be_updated(cls, kind):
-    engine.test_a_parameter_that_cannot_be_updated_is_refused(cls, kind)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize(
-    "damage", [engine.sparse_grad, engine.wrong_shape_of_state, engine.integer_state], ids=lambda f: f.__name__
-)
-def test_a_step_that_is_refused_has_done_nothing(cls, damage):
-    params = [leaf(4), leaf(2, 3), leaf(5)]
-    optimizer = cls(params, lr=0.1)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    damage(optimizer, params[1])
-    before = everything(optimizer)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=engine.BREAKS[damage]):
-            optimizer.step()
-        assert everything(optimizer) == before
-
-
 NORMS = [("max_norm", -1.0, ValueError), ("max_norm", math.nan, ValueError), ("max_norm", "1", TypeError)]
 NORMS += [("max_norm", None, TypeError), ("norm_type", 0, ValueError), ("norm_type", -2, ValueError)]
 NORMS += [pytest.param("norm_type", v, (TypeError, ValueError)) for v in ("two", None)]
