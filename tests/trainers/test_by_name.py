@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import runpy
 import sys
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import fusedadam
+from fusedadam.catalog import CATALOG
 
 EXAMPLE = Path(__file__).parents[2] / "examples/chosen_by_name.py"
 by_name = runpy.run_path(str(EXAMPLE))["by_name"]
@@ -86,29 +86,13 @@ def test_toml_names_a_class_by_its_path():
     assert optimizer.defaults["lr"] == 8e-4
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Adam", "AdamP", "Lion", "Adan", "AdEMAMix", "SGD", "Lamb", "RAdam"])
+@pytest.mark.parametrize("name", CATALOG)
 def test_options_of_a_configuration_survive_json(name):
     """A trainer that saves its configuration beside a checkpoint finds plain values in it."""
-    optimizer = getattr(importlib.import_module("fusedadam"), name)([leaf()])
+    optimizer = CATALOG[name].cls([leaf()])
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     again = json.loads(json.dumps(options))
-    stepped(getattr(fusedadam, name)([{"params": [leaf()], **again}]))
-
-
-def test_a_registry_that_maps_names_to_classes():
-    """As torchtitan's: its trainer passes fused= and foreach=, which are accepted and have no effect."""
-    known = {"AdamW": torch.optim.AdamW, "FusedAdamW": fusedadam.AdamW}
-    optimizer = known["FusedAdamW"]([leaf()], lr=8e-4, betas=(0.9, 0.95), eps=1e-8, fused=True, foreach=False)
-    stepped(optimizer)
-
-
-def test_hugging_face_takes_a_class_that_was_imported_by_name():
-    hf = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    arguments = hf.TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
-    cls = getattr(importlib.import_module("fusedadam"), "AdamW")  # noqa: B009
-    trainer = hf.Trainer(torch.nn.Linear(2, 2), arguments, optimizer_cls_and_kwargs=(cls, {"lr": 1e-3}))
-    assert type(trainer.create_optimizer()) is fusedadam.AdamW
+    stepped(CATALOG[name].cls([{"params": [leaf()], **again}]))
 
 
 def test_timms_registry():
