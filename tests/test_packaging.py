@@ -64,18 +64,8 @@ def test_the_lines_of_the_readme_run_from_a_wheel(wheel: Path, tmp_path: Path) -
 
 def test_installing_it_leaves_the_installed_torch_alone(wheel: Path) -> None:
     """pip is asked what it would install, and has no index to take anything else from."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--quiet",
-        "--no-index",
-        "--report",
-        "-",
-        str(wheel),
-    ]
+    asked = ["install", "--dry-run", "--quiet", "--no-index", "--report", "-", str(wheel)]
+    command = [sys.executable, "-m", "pip", *asked]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {one["metadata"]["name"] for one in json.loads(done.stdout)["install"]} <= {"fusedadam"}
