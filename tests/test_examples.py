@@ -25,7 +25,7 @@ for path, steps in zip(sys.argv[1::2], sys.argv[2::2]):
 def outputs(steps: dict[str, int]) -> dict[str, str]:
     arguments = [word for name, count in steps.items() for word in (str(EXAMPLES / name), str(count))]
     done = subprocess.run(
-        [sys.executable, "-c", ALL, *arguments], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", ALL, *arguments], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "an example gives no warnings"

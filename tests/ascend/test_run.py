@@ -144,7 +144,7 @@ def world(tmp_path_factory):
 
 def python(*arguments, cwd, typed="typed\n", **variables):
     command, environment = [sys.executable, *map(str, arguments)], ENVIRONMENT | variables
-    return subprocess.run(command, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -204,7 +204,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=work, args=(queue,))
     process.start()
-    print(json.dumps(queue.get(timeout=240)))
+    print(json.dumps(queue.get(timeout=900)))
     process.join()
     sys.exit(process.exitcode)
 """
@@ -291,6 +291,5 @@ def test_help_is_shown(capsys):
 
 def test_after_two_dashes_a_script_may_begin_with_one(tmp_path):
     (tmp_path / "-m.py").write_text("import sys; print(sys.argv)", encoding="utf-8")
-    command = [sys.executable, "-m", "fusedadam", "run", "-q", "--device", "cpu", "--", "-m.py", "-x"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    done = python("-m", "fusedadam", "run", "-q", "--device", "cpu", "--", "-m.py", "-x", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("['-m.py', '-x']\n", "")

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from fusedadam import __main__ as command_line
+
 # One thread: with several, torch's wait for each other, and beside other busy programs that takes many times as long.
 # The interpreter is for tests of kernels; a user has not set it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FUSEDADAM_DEVICE", "CC")}
@@ -40,14 +42,22 @@ def make_package(folder: Path) -> None:
     (folder / "theirs/__init__.py").write_text("\n\n".join((code[0], summing)), encoding="utf-8")
 
 
+def ran(*arguments: str) -> object:
+    """The exit code of a command in this process."""
+    try:
+        return command_line.main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
 def piped(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**ENVIRONMENT, **variables}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=600)
 
 
 def without(blocked: Iterable[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     program = WITHOUT.format(blocked=tuple(blocked), arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=900)
 
 
 def heed_ctrl_c() -> None:
@@ -56,7 +66,7 @@ def heed_ctrl_c() -> None:
 
 
 def in_terminal(
-    command: list[str], interrupt_when: Callable[[str], object] | None = None, seconds: float = 300
+    command: list[str], interrupt_when: Callable[[str], object] | None = None, seconds: float = 600
 ) -> tuple[int, str]:
     """The exit code and all that was seen; Ctrl-C is pressed once what has been seen says so."""
     ours, theirs = pty.openpty()

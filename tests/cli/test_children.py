@@ -32,7 +32,7 @@ def start_one(method) -> None:
     with sigint_blocked():
         process.start()
     assert not is_blocked()
-    assert ours.poll(240)
+    assert ours.poll(900)
     assert ours.recv()
     process.join()
 
@@ -41,7 +41,7 @@ def start_one(method) -> None:
 def test_a_process_is_deaf_before_it_does_anything(method):
     """Started from a process of its own: the server that others are forked from would stay, and has its own mask."""
     program = f"from tests.cli.test_children import start_one; start_one({method!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
 
 
@@ -50,7 +50,7 @@ def test_so_are_the_processes_of_a_pool_which_ignore_sigint():
     with pool:
         with sigint_blocked():
             asked = [pool.submit(is_blocked), pool.submit(is_ignored)]
-        assert [future.result(timeout=240) for future in asked] == [True, True]
+        assert [future.result(timeout=900) for future in asked] == [True, True]
 
 
 @pytest.fixture

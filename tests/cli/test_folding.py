@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusedadam import __main__ as command_line
 from fusedadam.cli import display, frame
-from tests.cli.common import COMMAND, in_terminal
+from tests.cli.common import COMMAND, in_terminal, ran
 
 WIDE = 1000
 HELP = [(), ("doctor",), ("verify",), ("bench",), ("demo",), ("run",)]
@@ -24,10 +23,7 @@ Said = Callable[..., str]
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
     def run(width: int, *arguments: str) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
-        try:
-            code: object = command_line.main(arguments)
-        except SystemExit as ended:
-            code = ended.code
+        code = ran(*arguments)
         captured = capsys.readouterr()
         assert code == frame.FINE, captured.err
         return captured.out
@@ -135,18 +131,6 @@ def test_verify_fits_a_narrow_terminal_and_says_that_it_compiles(said: Said) -> 
 
 
 def test_the_old_spelling_of_optimizers_still_works(said: Said) -> None:
-    both = said(
-        WIDE,
-        "verify",
-        "--optimizer",
-        "SGD",
-        "--optimizer",
-        "Lion",
-        "--backend",
-        "eager",
-        "--device",
-        "cpu",
-        "--jobs",
-        "1",
-    )
+    asked = ["--optimizer", "SGD", "--optimizer", "Lion", "--backend", "eager", "--device", "cpu", "--jobs", "1"]
+    both = said(WIDE, "verify", *asked)
     assert both.startswith("Verifying SGD, Lion on cpu eager:")

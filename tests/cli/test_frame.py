@@ -13,14 +13,11 @@ import pytest
 import fusedadam
 from fusedadam import __main__ as command_line
 from fusedadam.cli import doctor, frame
-from tests.cli.common import COMMAND, ENVIRONMENT, piped
+from tests.cli.common import COMMAND, ENVIRONMENT, piped, ran
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    try:
-        code: object = command_line.main(arguments)
-    except SystemExit as ended:
-        code = ended.code
+    code = ran(*arguments)
     captured = capsys.readouterr()
     assert isinstance(code, int)
     return code, captured.out + captured.err

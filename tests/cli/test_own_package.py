@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusedadam.backends import eager
-from fusedadam.cli import frame, verify
+from fusedadam.cli import frame
 from tests.cli.common import COMMAND, ENVIRONMENT, THEIRS, make_package
 
 pytestmark = pytest.mark.xdist_group("own_package")  # they share kernels
@@ -30,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def command(*arguments: str, program: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*program, *arguments], cwd=folder, capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+            [*program, *arguments], cwd=folder, capture_output=True, text=True, env=ENVIRONMENT, timeout=900
         )
 
     return command
@@ -53,21 +52,6 @@ def test_verify_compares_backends(run: Run) -> None:
     assert {case["dtypes"] for case in found["cases"]} >= {"f32", "bf16", "f16", "f64", "exact", "16bit", "8bit"}
     for case in found["cases"]:
         assert len(case["errors"]) == (0 if case["dtypes"] in ("16bit", "8bit") else 2)
-
-
-def test_verify_finds_a_broken_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    make_package(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sqrt = eager.OPS["sqrt"]
-    monkeypatch.setattr(eager, "OPS", {**eager.OPS, "sqrt": lambda x: sqrt(x) * 1.00001})
-    try:
-        arguments = ["--optimizers", THEIRS, "--backend", "eager", "--device", "cpu", "--jobs", "1"]
-        assert verify.main(arguments) == frame.WRONG
-    finally:
-        sys.modules.pop("theirs", None)
-    said = capsys.readouterr().out
-    assert f"{THEIRS}(), parameters in float32, states in float32; on cpu eager:" in said
-    assert re.search(r"step 1, param of the tensor of shape .* times the error that is allowed", said)
 
 
 def test_bench_measures_it_beside_a_yardstick_and_ours(run: Run, tmp_path: Path) -> None:

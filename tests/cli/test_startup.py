@@ -34,7 +34,7 @@ def interrupted(folder: Path, command: list[str], name: str, error: str = "Keybo
     (folder / "sitecustomize.py").write_text(INTERRUPTED.format(name=name, error=error))
     path = os.pathsep.join([str(folder), ENVIRONMENT.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": path}, cwd=folder, timeout=300
+        command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": path}, cwd=folder, timeout=900
     )
     return done.returncode, done.stdout + done.stderr
 

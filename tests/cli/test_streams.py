@@ -18,7 +18,7 @@ import pytest
 
 from fusedadam import __main__ as command_line
 from fusedadam.cli import doctor, frame, streams
-from tests.cli.common import COMMAND, ENVIRONMENT
+from tests.cli.common import COMMAND, ENVIRONMENT, ran
 
 BUFFERED = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONUNBUFFERED"}
 UNBUFFERED = BUFFERED | {"PYTHONUNBUFFERED": "1"}
@@ -44,17 +44,9 @@ def in_shell(arguments, redirected, cwd, environment=BUFFERED):
     """Exit code, standard output and standard error of a command that a shell starts with these redirections."""
     done = subprocess.run(
         ["sh", "-c", f'"$@" {redirected}', "sh", *arguments],
-        capture_output=True, text=True, env=environment, cwd=cwd, timeout=300, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, env=environment, cwd=cwd, timeout=900, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
-
-
-def ran(arguments):
-    """The exit code of a command in this process."""
-    try:
-        return command_line.main(arguments)
-    except SystemExit as ended:
-        return ended.code
 
 
 def test_a_closed_stream_is_written_to_without_effect(tmp_path):
@@ -74,7 +66,7 @@ def test_a_command_that_starts_processes_runs_with_all_streams_closed(tmp_path):
 def test_every_command_runs_without_streams(command, monkeypatch):
     for name in streams.MODES:
         monkeypatch.setattr(sys, name, None)
-    assert ran(QUICK[command]) == frame.FINE
+    assert ran(*QUICK[command]) == frame.FINE
 
 
 @pytest.mark.exhaustive
@@ -96,7 +88,7 @@ def test_output_to_a_full_disk_is_reported_once(environment, tmp_path):
 def test_every_command_reports_a_full_disk(command, monkeypatch, capsys):
     with open("/dev/full", "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert ran(QUICK[command]) == frame.WRONG
+        assert ran(*QUICK[command]) == frame.WRONG
     assert capsys.readouterr().err == CANNOT
 
 
@@ -111,7 +103,7 @@ def test_nothing_is_left_to_say_it_on(arguments, redirected, tmp_path):
 
 def test_a_usage_error_that_cannot_be_shown_is_still_one(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    assert ran(["doctor", "--nonsense"]) == frame.BAD_USAGE
+    assert ran("doctor", "--nonsense") == frame.BAD_USAGE
 
 
 def test_standard_error_that_nobody_reads_any_more(tmp_path):

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import json
 import os
-import pty
 import re
-import select
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,7 +21,7 @@ from fusedadam.cli import bench as module
 from fusedadam.cli.bench.options import MEASURED_BY_DEFAULT
 from fusedadam.cli.bench.report import VERSION
 from fusedadam.cli.harness.measure import MOST_TURNS
-from tests.cli.common import heed_ctrl_c
+from tests.cli.common import COMMAND, in_terminal, piped
 
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
@@ -37,24 +32,9 @@ MEASURED = (*ALIKE, "fusedadam-8bit")
 OPTIMI = "import torch\nclass AdamW(torch.optim.AdamW): pass\n"
 
 
-def bench(folder: Path, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(folder), timeout=timeout)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fusedadam", "bench", *arguments]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """One thread: with several, torch's wait for each other, and beside other busy programs that takes long."""
+def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = [str(HERE), str(folder), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "200",
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONIOENCODING": "utf-8",
-    }
+    return piped("bench", *arguments, COLUMNS="200", PYTHONPATH=os.pathsep.join(paths))
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +59,8 @@ def run(folder: Path) -> dict[str, Any]:
     out = folder / "out"
     done = bench(
         folder, "--quick", "--from", str(folder / "tiny.pt"), "--optimizers", "AdamW", "AdamP",
-        "--peers", "torch-fused", "adamp", "optimi", "flashoptim", *made_up, "--turns", "2", "--limit", "15",
-        "--device", "cpu", "--json", "--output", str(out), timeout=600,
+        "--peers", "torch-fused", "adamp", "optimi", "flashoptim", *made_up, "--turns", "2", "--limit", "30",
+        "--device", "cpu", "--json", "--output", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {
@@ -99,7 +79,7 @@ def by_name(data: dict[str, Any], optimizer: str = "AdamW") -> dict[str, Any]:
         ("made_up:Raising", "ValueError: this peer cannot step for reasons of its own"),
         ("made_up:Crashing", "crashed with SIGSEGV"),
         ("made_up:Exiting", "ended with exit code 3; it said last: a licence is missing"),
-        ("made_up:Hanging", "no answer within 15 seconds (--limit)"),
+        ("made_up:Hanging", "no answer within 30 seconds (--limit)"),
     ],
 )
 def test_a_peer_that_fails_is_shown_with_its_reason(run: dict[str, Any], peer: str, reason: str) -> None:
@@ -200,29 +180,10 @@ def test_the_picture_is_a_png(run: dict[str, Any]) -> None:
 
 def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: Path) -> None:
     pytest.importorskip("rich")
-    mine, theirs = pty.openpty()
     out = folder / "stopped"
-    arguments = command("--quick", "--from", str(folder / "tiny.pt"), "--device", "cpu", "--output", str(out))
-
-    def begin() -> None:
-        heed_ctrl_c()
-        os.login_tty(theirs) if hasattr(os, "login_tty") else os.setsid()
-
-    process = subprocess.Popen(
-        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder) | {"TERM": "xterm"},
-        preexec_fn=begin,
-    )  # fmt: skip
-    if not hasattr(os, "login_tty"):  # Python 3.10: no terminal of its own, so the key has no effect
-        pytest.skip("needs os.login_tty")
-    os.close(theirs)
-    try:
-        screen = read_until(mine, "AdamW on tiny.pt, float32: ours", 240)
-        os.write(mine, b"\x03")
-        screen += read_until(mine, None, 240)
-        assert process.wait(240) == 130
-    finally:
-        process.kill()
-        os.close(mine)
+    arguments = ["--quick", "--from", str(folder / "tiny.pt"), "--device", "cpu", "--output", str(out)]
+    code, screen = in_terminal([*COMMAND, "bench", *arguments], lambda seen: "AdamW on tiny.pt, float32: ours" in seen)
+    assert code == 130
     assert "\x1b[" in screen
     assert re.search(rf"[01]/{len(MEASURED_BY_DEFAULT)}", screen)
     assert "Stopped." in screen
@@ -232,22 +193,6 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: P
     assert written["results"]
     assert "Stopped before everything was measured" in (out / "bench.html").read_text(encoding="utf-8")
     assert sorted(p.name for p in out.iterdir()) == ["bench.html", "bench.json", "bench.png"]
-
-
-def read_until(terminal: int, text: str | None, seconds: float) -> str:
-    """What a terminal shows until ``text``, or until the program is gone."""
-    seen, end = "", time.monotonic() + seconds
-    while time.monotonic() < end and (text is None or text not in seen):
-        if select.select([terminal], [], [], 0.5)[0]:
-            with contextlib.suppress(UnicodeDecodeError):
-                try:
-                    more = os.read(terminal, 65536)
-                except OSError:  # how Linux says that nobody has the other side any more
-                    break
-                if not more:
-                    break
-                seen += more.decode(errors="replace")
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -286,20 +231,8 @@ def test_a_device_that_fails_is_said_in_a_sentence(monkeypatch, capsys, tmp_path
 
 @pytest.mark.gpu
 def test_on_a_gpu(folder: Path) -> None:
-    done = bench(
-        folder,
-        "--quick",
-        "--from",
-        str(folder / "tiny.pt"),
-        "--turns",
-        "2",
-        "--device",
-        "cuda",
-        "--json",
-        "--output",
-        str(folder / "gpu"),
-        timeout=300,
-    )
+    arguments = ["--quick", "--from", str(folder / "tiny.pt"), "--turns", "2", "--device", "cuda", "--json"]
+    done = bench(folder, *arguments, "--output", str(folder / "gpu"))
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     for row in data["results"]:

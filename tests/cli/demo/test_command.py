@@ -98,19 +98,6 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_command_the_help_is_shown() -> None:
-    done = piped()
-    assert done.returncode == 0, done.stderr
-    assert "demo" in done.stdout
-
-
-def test_an_unknown_command_is_refused() -> None:
-    done = piped("dmeo")
-    assert done.returncode == 2
-    assert "demo" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -149,15 +136,6 @@ def test_asking_whether_a_picture_can_be_written_leaves_nothing(tmp_path: Path) 
     assert [demo._picture(str(path)) for path in (kept, new)] == [kept, new]
     assert kept.read_bytes() == b"an older one"
     assert not new.exists()
-
-
-def test_ctrl_c_leaves_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "train", interrupted)
-    assert command_line.main(["demo", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err.strip() == "Stopped."
 
 
 def result(name: str) -> Result:

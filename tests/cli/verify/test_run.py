@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 
+import pytest
 import torch
 
 from fusedadam.cli import frame, verify
@@ -18,30 +19,40 @@ NUMBA, EAGER = Place("cpu", "numba"), Place("cpu", "eager")
 PLAIN = Case("AdamW", (), F32, F32)
 
 
-def test_a_tail_that_gets_no_update_is_found(monkeypatch):
+@pytest.fixture
+def altered(monkeypatch):
+    """Every place gives the steps of the eager backend; those of ``place`` are changed before they are judged."""
+
+    def alter(place, change):
+        take = steps.take
+
+        def taken(case, asked, seed):
+            made = take(case, EAGER, seed)
+            if asked == place:
+                change(made)
+            return made
+
+        monkeypatch.setattr(run, "take", taken)
+
+    return alter
+
+
+def test_a_tail_that_gets_no_update_is_found(altered):
     """Others have had that: the last elements of a tensor whose size is not a multiple of a vector's."""
-    take = steps.take
 
-    def without_tails(case, place, seed):
-        taken = take(case, place, seed)
+    def without_tails(taken):
         taken[0].after[4]["param"][-1] = taken[0].members[4].before["param"][-1]
-        return taken
 
-    monkeypatch.setattr(run, "take", without_tails)
+    altered(EAGER, without_tails)
     result = run.verify(PLAIN, [EAGER], seed=0)
     assert re.match(r"step 1, param of the tensor of shape \(1025,\) at \(1024,\)", result.failures[0].what)
 
 
-def test_backends_that_differ_in_one_bit_are_found(monkeypatch):
-    take = steps.take
+def test_backends_that_differ_in_one_bit_are_found(altered):
+    def almost(taken):
+        taken[2].after[5]["exp_avg"].view(torch.int32)[77] += 1
 
-    def almost(case, place, seed):
-        taken = take(case, EAGER, seed)
-        if place == NUMBA:
-            taken[2].after[5]["exp_avg"].view(torch.int32)[77] += 1
-        return taken
-
-    monkeypatch.setattr(run, "take", almost)
+    altered(NUMBA, almost)
     (failure,) = run.verify(PLAIN, [EAGER, NUMBA], seed=0).failures
     assert failure.place == NUMBA
     said = r"other bits than on cpu eager: step 3, exp_avg of the tensor of shape \(8193,\) at \(77,\): (\S+) and (\S+)"
@@ -50,32 +61,25 @@ def test_backends_that_differ_in_one_bit_are_found(monkeypatch):
     assert found[1] != found[2]
 
 
-def test_one_bit_of_a_code_is_found_even_if_only_that_backend_is_asked_for(monkeypatch):
-    take, stored = steps.take, replace(PLAIN, param=BF16, storage="8bit")
+def test_one_bit_of_a_code_is_found_even_if_only_that_backend_is_asked_for(altered):
+    def almost(taken):
+        taken[1].after[-1]["exp_avg_codes"][3, 700] ^= 1
 
-    def almost(case, place, seed):
-        taken = take(case, EAGER, seed)
-        if place == NUMBA:
-            taken[1].after[-1]["exp_avg_codes"][3, 700] ^= 1
-        return taken
-
-    monkeypatch.setattr(run, "take", almost)
-    result = run.verify(stored, [NUMBA], seed=0)
+    altered(NUMBA, almost)
+    result = run.verify(replace(PLAIN, param=BF16, storage="8bit"), [NUMBA], seed=0)
     assert result.errors == {}
     said = r"other bits than on cpu eager: step 2, exp_avg_codes of the tensor of shape \(9, 1056\) at \(3, 700\): .*"
     assert re.fullmatch(said, result.failures[0].what)
 
 
-def test_exact_storage_is_judged_like_float32(monkeypatch):
-    take, stored = steps.take, replace(PLAIN, param=BF16, storage="exact")
+def test_exact_storage_is_judged_like_float32(altered):
+    stored = replace(PLAIN, param=BF16, storage="exact")
     assert max(run.verify(stored, [EAGER], seed=0).errors[EAGER]) < 3
 
-    def off_by_some_low_bits(case, place, seed):
-        taken = take(case, place, seed)
+    def off_by_some_low_bits(taken):
         taken[-1].values[5]["param"].view(torch.int32)[77] += 5
-        return taken
 
-    monkeypatch.setattr(run, "take", off_by_some_low_bits)
+    altered(EAGER, off_by_some_low_bits)
     (failure,) = run.verify(stored, [EAGER], seed=0).failures
     assert failure.what.startswith("step 3, param of the tensor of shape (8193,) at (77,)")
 
