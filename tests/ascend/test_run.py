@@ -281,8 +281,6 @@ def test_without_a_script_it_says_how_it_is_used(arguments, capsys):
 
 
 def test_help_is_shown(capsys):
-    assert command_line.main([]) == 0
-    assert "run a script written for Ascend" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit) as asked:
         command_line.main(["run", "--help"])
     assert asked.value.code == 0

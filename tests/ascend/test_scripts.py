@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.common import ENVIRONMENT
 from tests.meaning.by_hand import AdamByHand, AdamPByHand, BertAdamByHand, EmaAdamByHand, norm_by_hand
 from tests.meaning.judge import judge
 from tests.support import F32, F64, assert_rounded
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FUSEDADAM_DEVICE")}
-ENVIRONMENT |= {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
