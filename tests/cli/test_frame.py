@@ -13,7 +13,7 @@ import pytest
 import fusedadam
 from fusedadam import __main__ as command_line
 from fusedadam.cli import doctor, frame
-from tests.cli.common import COMMAND, ENVIRONMENT, piped, ran
+from tests.cli.common import COMMAND, ENVIRONMENT, ran
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -100,11 +100,3 @@ def test_nobody_is_shouted_at_who_reads_only_the_beginning() -> None:
     process.stdout.close()
     complaints = process.stderr.read()
     assert (process.wait(timeout=600), complaints) == (frame.WRONG, "")
-
-
-def test_a_wrong_argument_as_a_user_meets_it() -> None:
-    done = piped("verify", "--optimizer", "Adagrad")
-    assert done.returncode == frame.BAD_USAGE
-    assert "Adagrad" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout

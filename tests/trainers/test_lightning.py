@@ -153,16 +153,6 @@ def test_float16_with_a_scaler_and_clipping_is_torchs(pl, fit, accelerator):
     assert all(0 < taken < 3 * STEPS for taken in counts[0])
 
 
-def test_it_says_yes_to_grad_scaler_and_no_to_lightning(pl):
-    amp = pytest.importorskip("lightning_fabric.plugins.precision.amp")
-    params = list(network().parameters())
-    for make in (fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW, fusedadam.AdamP, fusedadam.BertAdam):
-        optimizer = make(params)
-        assert optimizer._step_supports_amp_scaling
-        assert not amp._optimizer_handles_unscaling(optimizer)
-    assert amp._optimizer_handles_unscaling(torchs(params, fused=True))
-
-
 def test_lightnings_plugin_clips_what_it_has_unscaled(pl):
     """The refusal itself: torch's fused optimizers meet it."""
     params = list(network().parameters())

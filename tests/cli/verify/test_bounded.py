@@ -82,18 +82,13 @@ def test_zero_is_exact_and_a_division_by_it_has_no_bound() -> None:
     assert (1.0 / nearly).error.isinf().all()
 
 
-@pytest.mark.parametrize("shape", [(3, 9000), (70000,), (5, 7)], ids=str)
-@pytest.mark.parametrize("op", [ops.row_sum, ops.tensor_sum], ids=lambda op: op.__name__)
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [(op, shape) for op in (ops.row_sum, ops.tensor_sum) for shape in ((3, 9000), (70000,), (5, 7))]
+    + [(op, shape) for op in (ops.sum_last, ops.sum_second_last) for shape in ((3, 9000), (300, 40), (2, 70, 5))],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
 def test_sums_in_any_order_are_within_their_bounds(op, shape) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    result = MEANING[op](Run(F32).exact(x))
-    assert ((op(x).double() - result.value).abs() <= result.error).all()
-    assert (result.error <= 1e-5 * op(x.abs())).all()
-
-
-@pytest.mark.parametrize("shape", [(3, 9000), (300, 40), (2, 70, 5)], ids=str)
-@pytest.mark.parametrize("op", [ops.sum_last, ops.sum_second_last], ids=lambda op: op.__name__)
-def test_sums_over_one_dimension_are_within_their_bounds(op, shape) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     result = MEANING[op](Run(F32).exact(x))
     assert result.value.shape == op(x).shape

@@ -93,7 +93,7 @@ def test_ctrl_c_ends_everything_at_once(processes):
     assert seen.rstrip().endswith("Stopped.")
     assert "Traceback" not in seen
     session = int(re.findall(r"session (\d+)", seen)[0])
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while children_of(session) and time.monotonic() < end:
         time.sleep(0.1)
     assert children_of(session) == []
