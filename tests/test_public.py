@@ -9,13 +9,8 @@ import pytest
 
 import fusedadam
 from fusedadam import backends
-from fusedadam.contract.base import FusedOptimizer
+from fusedadam.catalog import CATALOG
 from fusedadam.contract.declarations import Backend
-
-OPTIMIZERS = [
-    value for value in map(vars(fusedadam).get, fusedadam.__all__)
-    if isinstance(value, type) and issubclass(value, FusedOptimizer) and value is not FusedOptimizer
-]  # fmt: skip
 
 
 def test_dir_shows_what_is_public_and_nothing_else():
@@ -28,7 +23,7 @@ def test_the_type_of_backend_lists_the_backends():
     assert set(typing.get_args(Backend)) == set(backends.NAMES)
 
 
-@pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [entry.cls for entry in CATALOG.values()], ids=[*CATALOG])
 def test_every_option_is_named_in_the_signature_with_a_type(cls):
     parameters = inspect.signature(cls).parameters
     assert not [p.name for p in parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.test_public import OPTIMIZERS
+from fusedadam.catalog import CATALOG
 
 RECORDED = Path(__file__).with_name("signatures.txt")
-EVERY = pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.__name__)
+EVERY = pytest.mark.parametrize("cls", [entry.cls for entry in CATALOG.values()], ids=[*CATALOG])
 
 
 def written(cls) -> str:
@@ -31,7 +31,7 @@ def written(cls) -> str:
 
 
 def test_every_recorded_signature_is_as_it_was():
-    found = "".join(map(written, sorted(OPTIMIZERS, key=lambda cls: cls.__name__)))
+    found = "".join(written(CATALOG[name].cls) for name in sorted(CATALOG))
     if os.environ.get("REWRITE_SIGNATURES"):
         RECORDED.write_text(found, encoding="utf-8")
     assert not {*RECORDED.read_text("utf-8").splitlines()} - {*found.splitlines()}
