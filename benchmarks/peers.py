@@ -21,31 +21,6 @@ from fusedadam.rules.rule import Value, Values, rule
 
 Params = list[torch.nn.Parameter]
 Make = Callable[..., Any]
-# With a learning rate that is relative to the parameters, as ours
-TRANSFORMERS = {"lr": 1e-2, "scale_parameter": True, "relative_step": False, "warmup_init": False}
-# Beside those of the catalog: as fast as it gets, and as most packages have them. By package and optimizer.
-MORE = {
-    **{f"optimi {name}": Peer("optimi", f"optimi:{name}") for name in ("Lion", "Adan", "RAdam")},
-    **{f"loop {name}": Peer("pytorch_optimizer", f"pytorch_optimizer:{name}") for name in ("Lion", "Adan")},
-    "transformers Adafactor": Peer("transformers", "transformers.optimization:Adafactor", TRANSFORMERS),
-}
-
-
-def beside(optimizer: str, by: str | None = None) -> Make:
-    """What ours is compared with: the first peer in the catalog, or the one of this name, or one of those above."""
-    known = (peer for peer in CATALOG[optimizer].peers if by in (None, peer.name))
-    peer = MORE.get(f"{by} {optimizer}") or next(known)
-
-    def made(params: Params, **options: Any) -> Any:
-        if not peer.installed:
-            raise Failed(f"{peer.name} is not installed")
-        return peer.make(params, **options)
-
-    made.__name__ = peer.name
-    return made
-
-
-torch_fused, adamp = beside("AdamW"), beside("AdamP")
 
 
 def named(name: str) -> Callable[[Make], Make]:
@@ -54,6 +29,28 @@ def named(name: str) -> Callable[[Make], Make]:
         return make
 
     return rename
+
+
+def beside(optimizer: str, by: str | None = None) -> Make:
+    """What ours is compared with: the peer of this name, or the first in the catalog that is installed."""
+    known = [p for p in CATALOG[optimizer].peers if p.name == by or (by is None and not p.gpu_only)]
+    return _maker(next((peer for peer in known if peer.installed), known[0]))
+
+
+def _maker(peer: Peer) -> Make:
+    @named(peer.name)
+    def made(params: Params, **options: Any) -> Any:
+        if not peer.installed:
+            raise Failed(f"{peer.name} is not installed")
+        return peer.make(params, **options)
+
+    return made
+
+
+torch_fused, adamp = beside("AdamW"), beside("AdamP")
+# With a learning rate that is relative to the parameters, as ours. Its weight decay differs, so the catalog lacks it.
+RELATIVE = {"lr": 1e-2, "scale_parameter": True, "relative_step": False, "warmup_init": False}
+transformers_adafactor = _maker(Peer("transformers", "transformers.optimization:Adafactor", RELATIVE))
 
 
 def scaled(make: Make) -> Make:
