@@ -18,6 +18,7 @@ from docstrings import below_assignments, cell, entries, markdown, paragraph, se
 
 import fusedadam
 from fusedadam import checks, functional, ops, schedules
+from fusedadam.catalog import CATALOG
 from fusedadam.contract import declarations
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.reports import Reports
@@ -35,7 +36,7 @@ UNLISTED = ("profile_hook_step", "specialized", "storage_of", "value", "rule", "
 INDEX = {
     "Optimizers": ("optimizers.md", ["optimizers"]),
     "Methods and properties": ("optimizers.md", ["methods"]),
-    "Functions": ("functions.md", ["functions", "functional", "schedules"]),
+    "Functions": ("functions.md", ["functions", "functional", "schedules", "ascend"]),
     "For authors of optimizers": ("rules.md", ["authors", "ops", "checks"]),
 }
 MODULES = {
@@ -69,39 +70,22 @@ def names() -> str:
     for heading, (page, parts) in INDEX.items():
         rows = []
         for part in parts:
-            rows += [_module_row(part)] if part in MODULES else []
-            rows += [_row(e.title, f"{page}#{_anchor(e.heading)}", e.says) for e in PARTS[part]()]
-        rows += [_module_row("ascend")] if heading == "Functions" else []
+            if part in MODULES:
+                module = importlib.import_module(f"fusedadam.{part}")
+                rows.append(f"[`{part}`]({MODULES[part]}) | {summary(module)}")
+            found = PARTS[part]() if part in PARTS else ()
+            rows += [f"[`{e.title}`]({page}#{_anchor(e.heading)}) | {e.says}" for e in found]
         tables.append(f"## {heading}\n{table('name | what it is', rows)}")
     return "\n\n".join(tables)
 
 
-def _module_row(name: str) -> str:
-    return _row(name, MODULES[name], summary(importlib.import_module(f"fusedadam.{name}")))
-
-
-def _row(title: str, link: str, says: str) -> str:
-    return f"[`{title}`]({link}) | {says}"
-
-
-def is_optimizer(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, FusedOptimizer) and value is not FusedOptimizer
-
-
 def optimizers() -> Iterator[Entry]:
-    for name in sorted(filter(lambda n: is_optimizer(getattr(fusedadam, n)), fusedadam.__all__), key=str.lower):
-        made = getattr(fusedadam, name)
+    for name in sorted(CATALOG, key=str.lower):
+        made = CATALOG[name].cls
         own = [f"[`{found}`](#{_anchor(found)})" for owner, found, _ in _all_methods() if owner == name]
         also = f" Its own methods: {', '.join(own)}." if own else ""
-        page = f"[Formula, arguments and cost](../optimizers/{page_name(name)}.md).{also}"
+        page = f"[Formula, arguments and cost](../optimizers/{CATALOG[name].page}.md).{also}"
         yield Entry(name, name, summary(made), f"{signature(name, made)}\n\n{paragraph(made)}\n\n{page}")
-
-
-def page_name(name: str) -> str:
-    for path in (ROOT / "docs/optimizers").glob("*.md"):
-        if path.read_text(encoding="utf-8").startswith(f"# {name}\n"):
-            return path.stem
-    raise ValueError(f"{name} has no page in docs/optimizers/")
 
 
 def methods() -> Iterator[Entry]:
@@ -117,9 +101,8 @@ def methods() -> Iterator[Entry]:
 
 def _all_methods() -> list[tuple[str, str, Any]]:
     """The class that defines it, the name, and the function or property."""
-    classes = [FusedOptimizer, *(v for n in fusedadam.__all__ if is_optimizer(v := getattr(fusedadam, n)))]
     found: dict[str, tuple[str, str, Any]] = {}
-    for owner in classes:
+    for owner in (FusedOptimizer, *(CATALOG[name].cls for name in sorted(CATALOG))):
         own = {**vars(Reports), **vars(owner)} if owner is FusedOptimizer else vars(owner)
         for name, value in sorted(own.items()):
             is_method = callable(value) or isinstance(value, (property, classmethod))
@@ -132,16 +115,18 @@ def functions() -> Iterator[Entry]:
     for name in fusedadam.__all__:
         value = getattr(fusedadam, name)
         if inspect.isfunction(value) and value is not fusedadam.rule:
-            yield Entry(name, name, summary(value), f"{signature(f'fusedadam.{name}', value)}\n\n{body(value)}")
+            yield _entry(name, value, signature(f"fusedadam.{name}", value))
 
 
 def authors() -> Iterator[Entry]:
-    call = _fenced("@rule(scalars=..., reports=(), opening=None)")
-    yield Entry("rule", "rule", summary(rules.rule), f"{call}\n\n{body(rules.rule)}")
+    yield _entry("rule", rules.rule, _fenced("@rule(scalars=..., reports=(), opening=None)"))
     yield Entry("FusedOptimizer", "FusedOptimizer", summary(FusedOptimizer), body(FusedOptimizer))
-    state = fusedadam.State
-    yield Entry("State", "State", summary(state), f"{signature('State', state)}\n\n{body(state)}")
+    yield _entry("State", fusedadam.State, signature("State", fusedadam.State))
     yield from (_told(name, getattr(fusedadam, name)) for name in TOLD if name in fusedadam.__all__)
+
+
+def _entry(title: str, value: Any, call: str) -> Entry:
+    return Entry(title, title, summary(value), f"{call}\n\n{body(value)}")
 
 
 def _told(title: str, value: Any) -> Entry:
@@ -154,10 +139,7 @@ def _of_module(module: Any, prefix: str = "", only: Iterable[str] = ()) -> Itera
     """``prefix``: of the names in signatures."""
     for name in only or module.__all__:
         title, value = f"{module.__name__.rpartition('.')[2]}.{name}", getattr(module, name)
-        if name in TOLD:
-            yield _told(title, value)
-        else:
-            yield Entry(title, title, summary(value), f"{signature(prefix + name, value)}\n\n{body(value)}")
+        yield _told(title, value) if name in TOLD else _entry(title, value, signature(prefix + name, value))
 
 
 PARTS: Mapping[str, Callable[[], Iterator[Entry]]] = {
