@@ -4,7 +4,7 @@
     python benchmarks/small.py --cpu                on the CPU, with 2 threads (--threads)
     python benchmarks/small.py --picture FILE       also draws time against the number of tensors, as PNG
 
-All contestants live in one process and take turns. A turn begins with a step that is not timed, which refills the
+All contestants live in one process and take turns. A turn begins with a step that does not count, which refills the
 caches that the others have used. Six tensors are those of an MLP; all other sets have 1,024 elements a tensor. The last
 rows are steps of the demo's transformer, each after its own forward and backward pass, which leave the caches cold.
 Goals are for an H200 and for a CPU of 2 cores; medians decide.
@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cases
 import torch
-from peers import scaled, scheduled, torch_fused, with_tensor_lr
+from peers import Make, scaled, scheduled, torch_fused, with_tensor_lr
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import charts
@@ -52,9 +52,9 @@ class Pair(NamedTuple):
     """One of ours, and the peer that it is compared with."""
 
     what: str
-    ours: Callable[..., Any]
+    ours: Make
     peer: str
-    make_peer: Callable[..., Any]
+    make_peer: Make
 
 
 class Times(NamedTuple):
@@ -107,15 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pairs(device: str) -> list[Pair]:
     """``capturable`` is for CUDA graphs: on a CPU torch refuses it."""
-    same = [
-        Pair("AdamW", AdamW, TORCH, torch_fused),
-        Pair("AdamW, GradScaler", scaled(AdamW), f"{TORCH}, GradScaler", scaled(torch_fused)),
-        Pair("AdamW, tensor lr", with_tensor_lr(AdamW), f"{TORCH}, tensor lr", with_tensor_lr(torch_fused)),
-        Pair("AdamW, scheduled lr", scheduled(AdamW), f"{TORCH}, scheduled lr", scheduled(torch_fused)),
-    ]
+    ways: dict[str, Callable[[Make], Make]] = {"": partial}
     if device != "cpu":
-        ours, peer = (partial(make, capturable=True) for make in (AdamW, torch_fused))
-        same.insert(1, Pair("AdamW, capturable", ours, f"{TORCH}, capturable", peer))
+        ways[", capturable"] = partial(partial, capturable=True)
+    ways |= {", GradScaler": scaled, ", tensor lr": with_tensor_lr, ", scheduled lr": scheduled}
+    same = [Pair(f"AdamW{how}", way(AdamW), f"{TORCH}{how}", way(torch_fused)) for how, way in ways.items()]
     more = {
         "AdamW, max_grad_norm=1": partial(AdamW, max_grad_norm=1.0),
         "AdamP": AdamP,
@@ -149,69 +145,61 @@ def measure(device: str, seconds: float, largest: int) -> Iterator[Row]:
             makes |= {pair.peer: pair.make_peer for pair in contestants}
             optimizers = [make(parameters_with_gradients(shapes, device, torch.float32)) for make in makes.values()]
             steps: dict[str, Step] = {name: made.step for name, made in zip(makes, optimizers, strict=True)}
-            taken = take_turns(steps, device, seconds)
+            taken, _ = take_turns(steps, device, seconds)
             yield from (Row(count, p.what, p.peer, Times(taken[p.what], taken[p.peer])) for p in contestants)
     yield from real_loop(device, 2 * seconds)
 
 
-def take_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of each timed call. Each round has another order: it matters who has just used the caches."""
+def take_turns(
+    steps: Mapping[str, Step], device: str, seconds: float, before: Mapping[str, Step] | None = None
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Microseconds of each timed call until it returns, and until the device is done with it.
+
+    ``before``: what precedes each call, and is not timed. Each round has another order: it matters who has just used
+    the caches.
+    """
     wait = waiting_for(device)
-    for step in steps.values():
-        for _ in range(FIRST_STEPS):
-            step()
-    taken: dict[str, list[float]] = {name: [] for name in steps}
+
+    def call(name: str) -> tuple[float, float]:
+        if before is not None:
+            before[name]()
+        wait()
+        begin = time.perf_counter()
+        steps[name]()
+        returned = time.perf_counter()
+        wait()
+        return 1e6 * (returned - begin), 1e6 * (time.perf_counter() - begin)
+
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for name in FIRST_STEPS * list(steps):
+        call(name)
     gc.collect()  # of what contestants of other rows have left
-    for names in rounds(list(steps), seconds):
-        for name in names:
-            step, own = steps[name], taken[name]
-            step()
-            for _ in range(CALLS):
-                wait()
-                begin = time.perf_counter()
-                step()
-                own.append(1e6 * (time.perf_counter() - begin))
-            wait()
-    return taken
-
-
-def rounds(names: Sequence[str], seconds: float) -> Iterator[Sequence[str]]:
-    end, orders, k = time.perf_counter() + seconds, random.Random(0), 0
-    while k < LEAST_TURNS or time.perf_counter() < end:
-        yield orders.sample(names, len(names))
-        k += 1
+    end, orders, turns = time.perf_counter() + seconds, random.Random(0), 0
+    while turns < LEAST_TURNS or time.perf_counter() < end:
+        for name in orders.sample(list(steps), len(steps)):
+            call(name)
+            taken[name] += [call(name) for _ in range(CALLS)]
+        turns += 1
+    host, whole = ({name: [call[k] for call in calls] for name, calls in taken.items()} for k in (0, 1))
+    return host, whole
 
 
 def real_loop(device: str, seconds: float) -> Iterator[Row]:
     """A step of the demo's model after forward and backward, which free the gradients and make them anew."""
-    wait, size = waiting_for(device), ON_CPU if device == "cpu" else ON_GPU
+    size = ON_CPU if device == "cpu" else ON_GPU
     torch.manual_seed(0)
     model = TinyTransformer(size)
     windows = torch.randint(ASCII, (size.batch, size.context + 1)).to(device)
     models = {what: copy.deepcopy(model).to(device) for what in (LOOP, TORCH)}
-    makes: dict[str, Callable[..., Any]] = {LOOP: AdamW, TORCH: torch_fused}
-    optimizers = {what: make(models[what].parameters()) for what, make in makes.items()}
-    host: dict[str, list[float]] = {what: [] for what in makes}
-    whole: dict[str, list[float]] = {what: [] for what in makes}
+    makes: dict[str, Make] = {LOOP: AdamW, TORCH: torch_fused}
+    steps: dict[str, Step] = {what: make(models[what].parameters()).step for what, make in makes.items()}
 
-    def iteration(what: str) -> tuple[float, float]:
-        """Seconds until step() returns, and until the device is done with it."""
-        optimizers[what].zero_grad(set_to_none=True)
-        models[what].loss(windows).backward()
-        wait()
-        begin = time.perf_counter()
-        optimizers[what].step()
-        returned = time.perf_counter()
-        wait()
-        return returned - begin, time.perf_counter() - begin
+    def passes(own: TinyTransformer) -> None:
+        own.zero_grad(set_to_none=True)
+        own.loss(windows).backward()
 
-    for what in makes:
-        for _ in range(FIRST_STEPS):
-            iteration(what)
-    for names in rounds(list(makes), seconds):
-        for what in names:
-            for own, taken in zip((host, whole), iteration(what), strict=True):
-                own[what].append(1e6 * taken)
+    before = {what: partial(passes, own) for what, own in models.items()}
+    host, whole = take_turns(steps, device, seconds, before)
     count = sum(1 for _ in model.parameters())
     yield Row(count, LOOP, TORCH, Times(host[LOOP], host[TORCH]))
     if device != "cpu":
