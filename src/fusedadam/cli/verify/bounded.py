@@ -51,6 +51,9 @@ class Run:
         error = (tensor.to(self.dtype).double() - tensor).abs()
         return Bounded(self, tensor, error.nan_to_num(nan=0.0))  # an infinite limit is exact
 
+    def of(self, value: Operand) -> Bounded:
+        return value if isinstance(value, Bounded) else self.exact(value)
+
     def rounded(self, value: Tensor, error: Tensor, roundings: float = 1.0) -> Bounded:
         error = error.nan_to_num(nan=torch.inf)
         is_zero = (value == 0) & (error == 0)
@@ -67,6 +70,16 @@ class Run:
             return made
         self.computed[place] = made
         return Bounded(self, self.replaced[place].to(F64), torch.zeros_like(value), place)
+
+
+def _comparison(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Bounded, Operand], Condition]:
+    def compare(self: Bounded, other: Operand) -> Condition:
+        a, b = self, self.run.of(other)
+        error = a.error + b.error
+        uncertain = (error > 0) & ((a.value - b.value).abs() <= error)
+        return Condition(self.run, how(a.value, b.value), uncertain)
+
+    return compare
 
 
 class Bounded:
@@ -106,32 +119,11 @@ class Bounded:
     __radd__, __rmul__ = __add__, __mul__
 
     def _both(self, other: Operand) -> tuple[Bounded, Bounded]:
-        return self, other if isinstance(other, Bounded) else self.run.exact(other)
+        return self, self.run.of(other)
 
-    def _compared(self, other: Operand, how: Callable[[Tensor, Tensor], Tensor]) -> Condition:
-        a, b = self._both(other)
-        error = a.error + b.error
-        uncertain = (error > 0) & ((a.value - b.value).abs() <= error)
-        return Condition(self.run, how(a.value, b.value), uncertain)
-
-    def __lt__(self, other: Operand) -> Condition:
-        return self._compared(other, operator.lt)
-
-    def __le__(self, other: Operand) -> Condition:
-        return self._compared(other, operator.le)
-
-    def __gt__(self, other: Operand) -> Condition:
-        return self._compared(other, operator.gt)
-
-    def __ge__(self, other: Operand) -> Condition:
-        return self._compared(other, operator.ge)
-
-    def __eq__(self, other: Any) -> Condition:  # type: ignore[override]
-        return self._compared(other, operator.eq)
-
-    def __ne__(self, other: Any) -> Condition:  # type: ignore[override]
-        return self._compared(other, operator.ne)
-
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -147,9 +139,11 @@ class Condition:
         decided = (~self.value & ~self.uncertain) | (~other.value & ~other.uncertain)
         return Condition(self.run, self.value & other.value, (self.uncertain | other.uncertain) & ~decided)
 
+    def __invert__(self) -> Condition:
+        return Condition(self.run, ~self.value, self.uncertain)
+
     def __or__(self, other: Condition) -> Condition:
-        decided = (self.value & ~self.uncertain) | (other.value & ~other.uncertain)
-        return Condition(self.run, self.value | other.value, (self.uncertain | other.uncertain) & ~decided)
+        return ~(~self & ~other)
 
 
 def sqrt(x: Bounded) -> Bounded:
@@ -164,14 +158,14 @@ def absolute(x: Bounded) -> Bounded:
 
 def _selected(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Operand, Operand], Bounded]:
     def select(a: Operand, b: Operand) -> Bounded:
-        x, y = _pair(a, b)
+        x, y = _both(a, b)
         return x.run.unrounded(choose(x.value, y.value), torch.maximum(x.error, y.error))
 
     return select
 
 
 def where(condition: Condition, a: Operand, b: Operand) -> Bounded:
-    x, y = (side if isinstance(side, Bounded) else condition.run.exact(side) for side in (a, b))
+    x, y = condition.run.of(a), condition.run.of(b)
     error = torch.where(condition.value, x.error, y.error)
     either = (x.value - y.value).abs() + torch.maximum(x.error, y.error)
     value = torch.where(condition.value, x.value, y.value)
@@ -180,7 +174,7 @@ def where(condition: Condition, a: Operand, b: Operand) -> Bounded:
 
 def power(x: Operand, y: Operand) -> Bounded:
     """In float64, then rounded, which may be the wrong way between two neighbours. Monotonic in both arguments."""
-    a, b = _pair(x, y)
+    a, b = _both(x, y)
     value = a.value.pow(b.value)
     corners = [
         (a.value + s * a.error).clamp_min(0.0).pow(b.value + t * b.error) - value for s in (-1, 1) for t in (-1, 1)
@@ -189,43 +183,31 @@ def power(x: Operand, y: Operand) -> Bounded:
     return a.run.rounded(value, error, roundings=2.0)
 
 
-def row_sum(x: Bounded) -> Bounded:
-    return _added(x, ops.row_sum)
+def _summed(add: Callable[[Tensor], Tensor], additions: int = ADDITIONS) -> Callable[[Bounded], Bounded]:
+    def summed(x: Bounded) -> Bounded:
+        # each addition rounds a sum of some of the terms, which is at most that of their sizes
+        each = additions * torch.finfo(x.run.dtype).eps * add(x.value.abs() + x.error)
+        return x.run.unrounded(add(x.value), add(x.error) + each)
+
+    return summed
 
 
-def sum_last(x: Bounded) -> Bounded:
-    return _added(x, ops.sum_last)
-
-
-def sum_second_last(x: Bounded) -> Bounded:
-    return _added(x, ops.sum_second_last, COLUMN_SEGMENT)  # one after the other
-
-
-def tensor_sum(x: Bounded) -> Bounded:
-    return _added(x, ops.tensor_sum)
+tensor_sum = _summed(ops.tensor_sum)
 
 
 def largest(x: Bounded) -> Bounded:
     return x.run.unrounded(ops.largest(x.value), ops.largest(x.error))
 
 
-def _added(x: Bounded, add: Callable[[Tensor], Tensor], additions: int = ADDITIONS) -> Bounded:
-    # each addition rounds a sum of some of the terms, which is at most that of their sizes
-    each = additions * torch.finfo(x.run.dtype).eps * add(x.value.abs() + x.error)
-    return x.run.unrounded(add(x.value), add(x.error) + each)
-
-
-def _pair(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
+def _both(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
     run = a.run if isinstance(a, Bounded) else b.run  # type: ignore[union-attr]
-    return (
-        a if isinstance(a, Bounded) else run.exact(a),
-        b if isinstance(b, Bounded) else run.exact(b),
-    )
+    return run.of(a), run.of(b)
 
 
 # what a rule calls -> what is called with bounded numbers; judge.py adds sums over several parameters
 MEANING: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.sqrt: sqrt, ops.abs: absolute, ops.where: where, ops.power: power,
     ops.maximum: _selected(torch.maximum), ops.minimum: _selected(torch.minimum),
-    ops.row_sum: row_sum, ops.tensor_sum: tensor_sum, ops.sum_last: sum_last, ops.sum_second_last: sum_second_last,
+    ops.row_sum: _summed(ops.row_sum), ops.tensor_sum: tensor_sum, ops.sum_last: _summed(ops.sum_last),
+    ops.sum_second_last: _summed(ops.sum_second_last, COLUMN_SEGMENT),  # one after the other
 }  # fmt: skip

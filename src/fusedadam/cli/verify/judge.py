@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias, cast
@@ -60,7 +60,8 @@ def judge(rule: Rule, members: Sequence[Member], after: Sequence[Roles], step: i
         call.reload_what_is_stored_early(stored)
     if any(call.reloaded for call in calls):
         _evaluate(calls)
-    return [list(_verdicts(call, stored)) for call, stored in zip(calls, after, strict=True)]
+    pairs = zip(calls, after, strict=True)
+    return [[_verdict(call, role, stored[role]) for role in call.special.outputs] for call, stored in pairs]
 
 
 def _scalars(rule: Rule, member: Member, step: int) -> dict[str, float]:
@@ -184,14 +185,10 @@ def _place(frame: FrameType | None) -> Place:
     return tuple(place)
 
 
-def _verdicts(call: _Call, after: Roles) -> Iterator[Verdict]:
-    for role in call.special.outputs:
-        yield _compare(role, call.member.before[role], after[role], call.results[role], call.dtype)
-
-
-def _compare(role: str, before: Tensor, got: Tensor, result: Bounded, compute: torch.dtype) -> Verdict:
+def _verdict(call: _Call, role: str, got: Tensor) -> Verdict:
     if not got.numel():
         return Verdict(role, 0.0, 0.0)
+    before, result, compute = call.member.before[role], call.results[role], call.dtype
     expected, limit = (x.expand(got.shape) for x in (result.value, result.error))
     stored = expected.to(got.dtype)
     # an overflow, or the NaN of a rule that divides by zero, is right if it is expected

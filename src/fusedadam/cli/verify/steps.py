@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,13 +95,13 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
             members.append(Member({**before[k], "grad": grad}, named, numbers, own))
         optimizer.step()
-        after = [dict(_stored(p, optimizer.state[p])) for p in params]
+        after = [_stored(p, optimizer.state[p]) for p in params]
         before = after if case.storage is None else [_values(optimizer, own) for own in after]
         steps.append(Step(members, after, before))
     if case.scaled:
         scaler.found_inf.fill_(SKIPPED)
         optimizer.step()
-        after = [dict(_stored(p, optimizer.state[p])) for p in params]
+        after = [_stored(p, optimizer.state[p]) for p in params]
         steps.append(Step([], after, after))
     return steps
 
@@ -150,7 +150,7 @@ def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
     states = optimizer.specialized(options, param).states
     if options.get("storage") is not None:
         param, options = param.detach().float(), {}
-    return dict(_stored(param, {name: optimizer.states[name].new(param, options) for name in states}))
+    return _stored(param, {name: optimizer.states[name].new(param, options) for name in states})
 
 
 def _values(optimizer: Any, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -159,6 +159,6 @@ def _values(optimizer: Any, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"param": weight_of(kept["param"], kept), **{k: v for k, v in states.items() if v is not None}}
 
 
-def _stored(param: Tensor, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    yield "param", param.detach().cpu().clone().contiguous()
-    yield from ((name, value.detach().cpu().clone().contiguous()) for name, value in state.items() if name != "step")
+def _stored(param: Tensor, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    kept = {"param": param, **{name: value for name, value in state.items() if name != "step"}}
+    return {name: value.detach().cpu().clone().contiguous() for name, value in kept.items()}
