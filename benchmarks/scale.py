@@ -187,22 +187,14 @@ def print_costs() -> None:
                 where = f"{layout.name}, {' x '.join(f'{n:,}' for n in layout.mesh)}"
                 shares.append([where, *cells, readable(costs["AdamP"].row_values)])
     print(f"{total:,} parameters in {len(weights)} tensors\n")
-    headers = [
-        "the first device has",
-        "elements",
-        "times an even share",
-        "AdamW's state, fp32",
-        "AdamP's values by row",
-    ]
-    show(headers, shares)
-    rows = [[name, *(_sizes(sizes) for sizes in own.values())] for name, own in messages.items()]
+    headers = ["the first device has", "elements", "times an even share", "AdamW's state, fp32"]
+    show([*headers, "AdamP's values by row"], shares)
+    rows = []
+    for name, own in messages.items():
+        rows.append([name, *(" + ".join(f"{size:,}" for size in sizes) or "none" for sizes in own.values())])
     show(["bytes of each all-reduce in a step", "FSDP2, HSDP", "TP, 8", "FSDP2 x TP, 8"], rows)
     headers = ["devices", "hops: tree", "ring", f"at {HOP * 1e6:g} us: tree", "ring", "pieces in a checkpoint"]
     show(headers, [_of_world(weights, devices) for devices in WORLDS])
-
-
-def _sizes(messages: Sequence[int]) -> str:
-    return " + ".join(f"{size:,}" for size in messages) or "none"
 
 
 def _of_world(weights: Sequence[Weight], devices: int) -> list[str]:

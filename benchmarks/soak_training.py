@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,15 +64,12 @@ class Task(NamedTuple):
     steady: bool = False  # only lr, betas and gradients ever change, so that all caches stay valid
 
 
-def _ema_adamw(params: Any, **options: Any) -> torch.optim.Optimizer:
-    return fusedadam.EmaAdamW(params, ema_warmup=False, **options)
-
-
 DECAY = {"weight_decay": 0.01}
+AVERAGED = {**DECAY, "ema_decay": 0.95}
 TASKS = [
     Task("AdamW, steady", fusedadam.AdamW, torch_fused, DECAY, "inside", steady=True),
     Task("AdamW", fusedadam.AdamW, torch_fused, DECAY, "before"),
-    Task("EmaAdamW", _ema_adamw, AdamWWithAverage, {**DECAY, "ema_decay": 0.95}, "inside"),
+    Task("EmaAdamW", partial(fusedadam.EmaAdamW, ema_warmup=False), AdamWWithAverage, AVERAGED, "inside"),
     Task("AdamP", fusedadam.AdamP, adamp, DECAY, "before"),
     Task("BertAdam", fusedadam.BertAdam, beside("BertAdam"), DECAY),
 ]
@@ -106,16 +104,14 @@ class Training:
             self.targets = teacher(self.inputs).to(device)
         self.inputs = self.inputs.to(device)
         self.model = Student(seed=self.number).to(device)
-        self.optimizer = self._optimizer([{"params": [p for n, p in self._named() if not n.startswith("late")]}])
+        early = [p for name, p in self.model.named_parameters() if not name.startswith("late")]
+        self.optimizer = self._optimizer([{"params": early}])
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=GROWTH_INTERVAL)
         self.losses = torch.full((steps,), torch.nan, device=device)
         self.averaged = torch.full((steps,), torch.nan, device=device)  # losses of the averaged weights
         self.seconds = np.zeros(steps)  # that the host spends in each step of the optimizer
         self.done = 0
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.model.named_parameters()
 
     def _optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         make, options = self.task.reference, dict(self.task.options)
