@@ -5,16 +5,10 @@ Every number comes from the first table of that page, which has the output of be
 
 from __future__ import annotations
 
-import io
 import re
 from decimal import ROUND_HALF_UP, Decimal
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from fusedadam.cli import charts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
@@ -33,9 +27,11 @@ ON_H200 = {
 }
 
 WIDTH, MARGIN, BAR, ROW, TOP = 600, 20, 22, 58, 72  # pixels
-NAMES = ("card", "text", "quiet", "peer", "ours", "on")
-LIGHT = dict(zip(NAMES, ("#f6f8fa", "#1f2328", "#59636e", "#d1d9e0", "#3f51b5", "#fffffe"), strict=True))
-DARK = dict(zip(NAMES, ("#1b1f27", "#e6e8ec", "#9aa4b2", "#3b4350", "#8c9eff", "#10131a"), strict=True))
+COLORS = {  # on a light page, and on a dark one
+    "card": ("#f6f8fa", "#1b1f27"), "text": ("#1f2328", "#e6e8ec"), "quiet": ("#59636e", "#9aa4b2"),
+    "peer": ("#d1d9e0", "#3b4350"), "ours": ("#3f51b5", "#8c9eff"), "on": ("#fffffe", "#10131a"),
+}  # fmt: skip
+FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
 
 
 def figures() -> dict[str, tuple[str, str, str, str, str]]:
@@ -62,62 +58,43 @@ def in_words(number: str) -> str:
 
 def picture() -> str:
     """Our time as a fraction of the peer's, whose bar always has the full width."""
-    known, height = figures(), TOP + len(ON_H200) * ROW + 12
-    figure = charts.empty(WIDTH / 72, height / 72)
-    figure.set(layout_engine="none", facecolor=LIGHT["card"])
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
-    axes.axis("off")
+    known, height, drawn = figures(), TOP + len(ON_H200) * ROW + 12, [style()]
 
-    def text(x: float, y: float, words: str, color: str = "text", **how: Any) -> None:
-        axes.text(x, y, words, color=LIGHT[color], **{"fontsize": 15, **how})
+    def text(x: float, y: float, words: str, kind: str = "text", size: int = 15) -> None:
+        drawn.append(f'<text x="{x}" y="{y}" font-size="{size}" class="{kind}">{escape(words)}</text>')
 
-    def bar(x: float, y: float, length: float, thickness: float, color: str) -> None:
-        axes.barh(y, length, thickness, x, align="edge", color=LIGHT[color])
+    def bar(x: float, y: float, length: float, thickness: float, kind: str) -> None:
+        drawn.append(f'<rect x="{x}" y="{y}" width="{length}" height="{thickness}" class="{kind}"/>')
 
-    text(MARGIN, 32, "One optimizer.step() on an NVIDIA H200", fontsize=18, weight="bold")
-    for x, color, words in ((MARGIN, "ours", "fusedadam"), (MARGIN + 110, "peer", "baseline: the full bar")):
-        bar(x, 45, 12, 12, color)
+    bar(0, 0, WIDTH, height, "card")
+    text(MARGIN, 32, "One optimizer.step() on an NVIDIA H200", "text bold", 18)
+    for x, kind, words in ((MARGIN, "ours", "fusedadam"), (MARGIN + 110, "peer", "baseline: the full bar")):
+        bar(x, 45, 12, 12, kind)
         text(x + 18, 56, words, "quiet")
     length, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN
     for k, (what, title) in enumerate(ON_H200.items()):
         ours, _, peer, theirs, ratio = known[what]
         y, part = TOP + k * ROW, round(length * float(ours) / float(theirs))
         text(MARGIN, y + 20, title)
-        text(right - 60, y + 20, f"vs. {peer.replace('`', '')}", "quiet", ha="right", fontsize=14)
-        text(right, y + 20, f"{ratio} \u00d7", ha="right", weight="bold")
+        text(right - 60, y + 20, f"vs. {peer.replace('`', '')}", "quiet right", 14)
+        text(right, y + 20, f"{ratio} \u00d7", "text bold right")
         bar(MARGIN, y + 28, length, BAR, "peer")
         bar(MARGIN, y + 28, part, BAR, "ours")
         if part < 80:  # too short to write on
-            text(MARGIN + part + 8, y + 44, f"{in_words(ours)} ms", weight="bold")
+            text(MARGIN + part + 8, y + 44, f"{in_words(ours)} ms", "text bold")
         else:
-            text(MARGIN + part - 8, y + 44, f"{in_words(ours)} ms", "on", ha="right", weight="bold")
-        text(right - 8, y + 44, f"{in_words(theirs)} ms", ha="right")
+            text(MARGIN + part - 8, y + 44, f"{in_words(ours)} ms", "on bold right")
+        text(right - 8, y + 44, f"{in_words(theirs)} ms", "text right")
     told = "; ".join(f"{title}: {known[what][4]} times as fast as {known[what][2]}" for what, title in ON_H200.items())
-    return _with_style(_svg(figure), f'width="{WIDTH}" height="{height}" role="img" aria-label="{told}"')
-
-
-def _svg(figure: Figure) -> str:
-    import matplotlib
-
-    content = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fusedadam"}):
-        figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
-    return content.getvalue().replace(" \n", "\n")
-
-
-def _with_style(svg: str, attributes: str) -> str:
-    """Colors are variables of CSS, which has them for light and dark pages."""
-    for name, color in LIGHT.items():
-        svg = svg.replace(color, f"var(--{name})")
-    svg = re.sub(r'width="[^"]*pt" height="[^"]*pt"', attributes, svg, count=1)
-    return re.sub(r"(<svg [^>]*>)", rf"\1\n{style()}", svg, count=1)
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(told)}">'
+    return "\n".join([begin, *drawn, "</svg>\n"])
 
 
 def style() -> str:
-    light, dark = (" ".join(f"--{name}: {color};" for name, color in colors.items()) for colors in (LIGHT, DARK))
-    fonts = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
-    dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}"
-    return f"<style>\nsvg {{ {light} }}\n{dark}\ntext {{ font-family: {fonts} !important; }}\n</style>"
+    light, dark = (" ".join(f".{kind} {{ fill: {own[k]}; }}" for kind, own in COLORS.items()) for k in (0, 1))
+    shapes = f"text {{ font-family: {FONTS}; }} .bold {{ font-weight: bold; }} .right {{ text-anchor: end; }}"
+    return f"<style>\n{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{shapes}\n</style>"
 
 
 if __name__ == "__main__":
