@@ -13,7 +13,8 @@ from fusedadam.cli.demo.training import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-THIN = (0, (3, 2))
+BROAD: dict[str, Any] = {"linewidth": 4, "alpha": 0.45, "color": charts.OURS}
+THIN: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (3, 2)), "color": charts.INK}
 SMOOTHING = 12  # windows of this fraction of a training are averaged
 DISTURBED = "disturbed by other programs"
 Pairs = Sequence[tuple[Result, Result]]  # ours and its peer
@@ -29,10 +30,12 @@ def png(pairs: Pairs, speeds: Sequence[Speed], twins: Twins, pass_ms: float | No
         axes = made.add_subplot(above[k], sharey=first)
         first = first or axes
         _losses(axes, *pair)
-    first and first.set_ylabel("training loss, smoothed (nats per byte)")
     below = rows[1].subgridspec(1, 2)
-    _memory(made.add_subplot(below[0]), twins)
-    _times(made.add_subplot(below[1]), pairs, speeds, pass_ms)
+    memory, times = (made.add_subplot(below[k]) for k in (0, 1))
+    _memory(memory, twins)
+    _times(times, pairs, speeds, pass_ms)
+    for axes in filter(None, (first, memory)):
+        axes.set_ylabel("training loss, smoothed (nats per byte)")
     return charts.png(made)
 
 
@@ -44,34 +47,23 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 def _losses(axes: Axes, ours: Result, theirs: Result) -> None:
     """A panel for each optimizer: most train nearly alike, and would hide each other in one."""
-    steps, (by, optimizer) = range(1, len(ours.losses) + 1), theirs.name.split()
-    axes.plot(
-        steps, smoothed(ours.losses), color=charts.OURS, linewidth=4, alpha=0.45, label=f"fusedadam, {ours.loss:.4f}"
-    )
-    axes.plot(
-        steps,
-        smoothed(theirs.losses),
-        color=charts.INK,
-        linewidth=1.1,
-        linestyle=THIN,
-        label=f"{by}, {theirs.loss:.4f}",
-    )
-    axes.set_xlabel("step")
-    charts.titled(axes, optimizer)
-    axes.legend(fontsize=8, frameon=False, title="validation loss", title_fontsize=8, alignment="left")
-    axes.grid(True, linewidth=0.5, alpha=0.5)
+    by, optimizer = theirs.name.split()
+    labels = f"fusedadam, {ours.loss:.4f}", f"{by}, {theirs.loss:.4f}"
+    _curves(axes, (ours, theirs), labels, optimizer, title="validation loss", title_fontsize=8, alignment="left")
 
 
 def _memory(axes: Axes, twins: Twins) -> None:
-    broad: dict[str, Any] = {"linewidth": 3, "alpha": 0.45, "color": charts.OURS}
-    thin: dict[str, Any] = {"linewidth": 1.1, "linestyle": THIN, "color": charts.INK}
-    for result, model, style in zip(twins, ("float32", "bfloat16"), (broad, thin), strict=True):
-        label = f"{result.name}, {model}: {result.bytes_a_parameter:.2f} bytes a parameter"
+    dtyped = zip(twins, ("float32", "bfloat16"), strict=True)
+    labels = [f"{own.name}, {dtype}: {own.bytes_a_parameter:.2f} bytes a parameter" for own, dtype in dtyped]
+    _curves(axes, twins, labels, 'Memory of weights and states: storage="8bit" beside float32')
+
+
+def _curves(axes: Axes, results: Sequence[Result], labels: Sequence[str], heading: str, **legend: Any) -> None:
+    for result, label, style in zip(results, labels, (BROAD, THIN), strict=True):
         axes.plot(range(1, len(result.losses) + 1), smoothed(result.losses), label=label, **style)
     axes.set_xlabel("step")
-    axes.set_ylabel("training loss, smoothed (nats per byte)")
-    charts.titled(axes, 'Memory of weights and states: storage="8bit" beside float32')
-    axes.legend(fontsize=8, frameon=False)
+    charts.titled(axes, heading)
+    axes.legend(fontsize=8, frameon=False, **legend)
     axes.grid(True, linewidth=0.5, alpha=0.5)
 
 
