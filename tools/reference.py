@@ -184,8 +184,7 @@ def bytes_a_parameter(
     param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
     optimizer: FusedOptimizer = getattr(fusedadam, name)([param], state_dtype=state_dtype, **options)
     group = optimizer.param_groups[0]
-    flags = dict(zip(optimizer._flags, optimizer._options()[0][0], strict=True))
-    specialized = optimizer.rule.specialize(flags, param)
+    specialized = optimizer.specialized(group, param)
     sizes: dict[str, float] = {"param": dtype.itemsize, "grad": dtype.itemsize}
     for state in specialized.states:
         made = optimizer.states[state].new(param, group)

@@ -12,7 +12,6 @@ from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
 from fusedadam.contract.base import FusedOptimizer
-from fusedadam.contract.storage import choose
 from fusedadam.engine.participant import arrays_of
 from fusedadam.formats import FORMATS
 
@@ -52,15 +51,14 @@ class Contestant:
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:
     """What a step must read and write by its rule: each element-wise stage moves its roles, in their formats."""
-    flags_of_groups = optimizer._options().flags
-    moved, rule = 0, optimizer.rule
-    for group, values in zip(optimizer.param_groups, flags_of_groups, strict=True):
-        flags = dict(zip(optimizer._flags, values, strict=True))
+    moved = 0
+    for group in optimizer.param_groups:
+        flags = {flag: bool(optimizer.value(group, flag)) for flag in optimizer._flags}
         for param in group["params"]:
-            formats = choose(type(optimizer), group, param, rule.specialize(flags, param)).formats
+            formats = optimizer.storage_of(group, param).formats
             deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
-            for stage in rule.specialize(flags, param, deferred).stages:
+            for stage in optimizer.rule.specialize(flags, param, deferred).stages:
                 for role in (*stage.reads, *stage.writes) if stage.space == "element" else ():
                     moved += sum(tensors[name].nbytes for name in arrays_of(role, formats.get(role)))
     return moved
