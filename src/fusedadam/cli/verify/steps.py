@@ -90,7 +90,8 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
         for k, param in enumerate(params):
             own = groups[id(param)]
             grad = _gradient(case, before[k]["param"], k, generator)
-            param.grad = _with_other_strides((grad * SCALE if case.scaled else grad).to(place.device), k)
+            given = (grad * SCALE if case.scaled else grad).to(place.device)
+            param.grad = with_gaps(given) if given.dim() and k % 3 == 1 else given  # other strides than the parameter's
             named = dict(zip(optimizer._flags, flags[own], strict=True))
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
             members.append(Member({**before[k], "grad": grad}, named, numbers, own))
@@ -138,11 +139,6 @@ def _gradient(case: Case, param: Tensor, k: int, generator: torch.Generator) -> 
         along = (rows * raw).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
         grad = (raw - rows * along).reshape(param.shape)
     return grad.to(case.param)
-
-
-def _with_other_strides(grad: Tensor, k: int) -> Tensor:
-    """Gradients need not have the strides of their parameters."""
-    return with_gaps(grad) if grad.dim() and k % 3 == 1 else grad
 
 
 def _start(optimizer: Any, group: int, param: Tensor) -> dict[str, Tensor]:
