@@ -22,11 +22,8 @@ from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
 
 ALL = "all"
+Refused = argparse.ArgumentTypeError  # says why a name is not an optimizer that can be made, and what to write instead
 HINT = "NAME may also be package.module:Class, an optimizer of your own (a FusedOptimizer)"
-
-
-class Refused(Exception):
-    """Why a name is not that of an optimizer that can be made, and what to write instead."""
 
 
 def optimizer_class(name: str) -> type[FusedOptimizer]:
@@ -36,11 +33,8 @@ def optimizer_class(name: str) -> type[FusedOptimizer]:
 
 def parse(text: str) -> str:
     """The type of ``--optimizers``."""
-    try:
-        if text != ALL and text not in CATALOG:
-            _check_can_be_made(text, _imported(text))
-    except Refused as reason:
-        raise argparse.ArgumentTypeError(str(reason)) from None
+    if text != ALL and text not in CATALOG:
+        _check_can_be_made(text, _imported(text))
     return text
 
 
