@@ -7,7 +7,6 @@ import functools
 import gc
 import json
 import platform
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,14 +99,8 @@ def measure(row: Row, device: str, pace: Pace) -> tuple[Timed, str]:
     if device == "cuda":
         torch.cuda.empty_cache()
     ours, peer = found["ours"], found["peer"]
-    theirs = statistics.median(peer.ms) if peer.ms else None
-    timed = Timed(
-        statistics.median(ours.ms),
-        theirs,
-        copied_per_ms(found.values()),
-        ours.bytes_moved,
-        ours.disturbed or peer.disturbed,
-    )
+    theirs, copied = peer.median_ms if peer.ms else None, copied_per_ms(found.values())
+    timed = Timed(ours.median_ms, theirs, copied, ours.bytes_moved, ours.disturbed or peer.disturbed)
     return timed, peer.failed or row.peer.__name__.strip("_").replace("_", " ")
 
 

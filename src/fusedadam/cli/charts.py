@@ -20,18 +20,16 @@ def possible() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def empty(width: float, height: float, title: str = "") -> Figure:
+def empty(width: float, height: float, title: str) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
-    if title:
-        figure.suptitle(title, fontsize=13, color=INK)
+    figure.suptitle(title, fontsize=13, color=INK)
     return figure
 
 
 def titled(axes: Axes, title: str) -> None:
-    if title:
-        axes.set_title(title, fontsize=10, loc="left", color=INK, wrap=True)
+    axes.set_title(title, fontsize=10, loc="left", color=INK, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -51,20 +51,15 @@ def compare(ours: Training, peer: Training, device: torch.device) -> Speed:
     """Steps with the gradients of the last batch."""
     found = _measured({OURS: ours.optimizer, PEER: peer.optimizer}, device)
     against = found[PEER].against_ours
-    ratio = statistics.median(against) if against and not found[PEER].disturbed else None
-    return Speed(_ms(found[OURS]), _ms(found[PEER]), ratio)
+    return Speed(found[OURS].median_ms, found[PEER].median_ms, statistics.median(against) if against else None)
 
 
 def pass_ms(training: Training, windows: Tensor, device: torch.device) -> float | None:
     """Of a forward and backward pass; None if other programs disturbed it."""
     (found,) = _measured({"pass": Pass(training, windows)}, device).values()
-    return None if found.disturbed else _ms(found)
+    return None if found.disturbed else found.median_ms
 
 
 def _measured(stepping: dict[str, Any], device: torch.device) -> dict[str, Measured]:
     makes: dict[str, Callable[..., Any]] = {name: (lambda _, own=own: own) for name, own in stepping.items()}
     return measure(makes, [], "float32", Conditions(str(device), PACE, longest=LONGEST))
-
-
-def _ms(found: Measured) -> float:
-    return statistics.median(found.ms)

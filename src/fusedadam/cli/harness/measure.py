@@ -56,6 +56,10 @@ class Measured:
     failed: str | None = None
     disturbed: bool = False  # too many turns were: all of them are here, compared with nothing
 
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.ms)
+
 
 def measure(
     makes: Mapping[str, Make], shapes: Sequence[Shape], dtype: str, conditions: Conditions

@@ -43,14 +43,14 @@ class Timer:
 
     def __init__(self, step: Step, device: str, seconds: float) -> None:
         self.step, self.wait, self.queued = step, waiting_for(device), device != "cpu"
-        self._seconds(2)
-        self.calls = max(1, min(MOST_CALLS, round(seconds / self._seconds(3))))
+        self._ms(2)
+        self.calls = max(1, min(MOST_CALLS, round(1e3 * seconds / self._ms(3))))
 
     def turn(self) -> Timed:
         """As many calls as fill a turn. On a CPU, calls that had to wait for a core do not count, if others did not."""
         watch = Watch()
         if self.queued:
-            return Timed(1e3 * self._seconds(self.calls), watch.waited())
+            return Timed(self._ms(self.calls), watch.waited())
         calls = [self._watched() for _ in range(self.calls)]
         quiet = [call for call in calls if call.waited <= MOST_WAITING]
         if len(quiet) < max(1, len(calls) // FEWEST_QUIET):
@@ -58,25 +58,21 @@ class Timer:
         return Timed(statistics.median(call.ms for call in quiet), statistics.median(call.waited for call in quiet))
 
     def _watched(self) -> Timed:
-        watch = Watch()
-        seconds = self._one()
-        return Timed(1e3 * seconds, watch.waited())
+        watch, begin = Watch(), time.perf_counter()
+        self.step()
+        ms = 1e3 * (time.perf_counter() - begin)
+        return Timed(ms, watch.waited())
 
-    def _seconds(self, calls: int) -> float:
+    def _ms(self, calls: int) -> float:
         """Per call. On a CPU every call has a time of its own, of which the median counts."""
         if not self.queued:
-            return statistics.median(self._one() for _ in range(calls))
+            return statistics.median(self._watched().ms for _ in range(calls))
         self.wait()
         begin = time.perf_counter()
         for _ in range(calls):
             self.step()
         self.wait()
-        return (time.perf_counter() - begin) / calls
-
-    def _one(self) -> float:
-        begin = time.perf_counter()
-        self.step()
-        return time.perf_counter() - begin
+        return 1e3 * (time.perf_counter() - begin) / calls
 
 
 def parameters_with_gradients(shapes: Sequence[Shape], device: str, dtype: torch.dtype) -> list[torch.nn.Parameter]:
