@@ -25,16 +25,14 @@ def png(pairs: Pairs, speeds: Sequence[Speed], twins: Twins, pass_ms: float | No
     made = charts.empty(16, 9.5, f"{title}\n")
     rows = made.add_gridspec(2, 1)
     above = rows[0].subgridspec(1, len(pairs))
-    first = None
+    first = made.add_subplot(above[0])
     for k, pair in enumerate(pairs):
-        axes = made.add_subplot(above[k], sharey=first)
-        first = first or axes
-        _losses(axes, *pair)
+        _losses(made.add_subplot(above[k], sharey=first) if k else first, *pair)
     below = rows[1].subgridspec(1, 2)
     memory, times = (made.add_subplot(below[k]) for k in (0, 1))
     _memory(memory, twins)
     _times(times, pairs, speeds, pass_ms)
-    for axes in filter(None, (first, memory)):
+    for axes in (first, memory):
         axes.set_ylabel("training loss, smoothed (nats per byte)")
     return charts.png(made)
 
