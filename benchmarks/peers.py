@@ -71,6 +71,10 @@ def skipping(make: Make) -> Make:
     return named(f"{make.__name__}, skip_nonfinite")(lambda params, **own: make(params, skip_nonfinite=True, **own))
 
 
+def capturable(make: Make) -> Make:
+    return named(f"{make.__name__}, capturable")(functools.partial(make, capturable=True))
+
+
 def with_tensor_lr(make: Make) -> Make:
     """With a learning rate on the parameters' device."""
     rate = functools.partial(torch.tensor, 1e-3)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import cases
 import torch
-from peers import Make, scaled, scheduled, torch_fused, with_tensor_lr
+from peers import Make, capturable, scaled, scheduled, torch_fused, with_tensor_lr
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import charts
@@ -107,11 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pairs(device: str) -> list[Pair]:
     """``capturable`` is for CUDA graphs: on a CPU torch refuses it."""
-    ways: dict[str, Callable[[Make], Make]] = {"": partial}
-    if device != "cpu":
-        ways[", capturable"] = partial(partial, capturable=True)
-    ways |= {", GradScaler": scaled, ", tensor lr": with_tensor_lr, ", scheduled lr": scheduled}
+    ways = {", GradScaler": scaled, ", tensor lr": with_tensor_lr, ", scheduled lr": scheduled}
+    ways = ways if device == "cpu" else {", capturable": capturable, **ways}
     same = [Pair(f"AdamW{how}", way(AdamW), f"{TORCH}{how}", way(torch_fused)) for how, way in ways.items()]
+    same.insert(0, Pair("AdamW", AdamW, TORCH, torch_fused))
     more = {
         "AdamW, max_grad_norm=1": partial(AdamW, max_grad_norm=1.0),
         "AdamP": AdamP,
