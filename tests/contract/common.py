@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 
 import pytest
@@ -45,6 +46,18 @@ def leaves(shapes=SHAPES, dtypes=(F32,), seed=0, device="cpu"):
 
 def params_of(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def copies_of(optimizer):
+    """Its parameters as they are now, for another optimizer."""
+    return [torch.nn.Parameter(p.detach().clone()) for p in params_of(optimizer)]
+
+
+def saved_and_loaded(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def set_grads(params, step, scale=1.0):

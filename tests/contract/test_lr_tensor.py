@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler, swa_utils
 
-from tests.contract.common import EVERY, EVERY_PLAIN, PLAIN, assert_same, leaves, params_of, train
+from tests.contract.common import EVERY, EVERY_PLAIN, PLAIN, assert_same, copies_of, leaves, params_of, train
 from tests.support import F32, F64, LR_OF_ONE_DIMENSION
 
 FACTORS = [1.0, 0.5, 3.0, 0.0, 7.0]
@@ -211,7 +211,7 @@ def test_a_scheduler_goes_on_after_a_resume(name):
     for step in range(4):
         train(first, 1, start=step)
         advance(scheduler)
-    second = make([torch.nn.Parameter(p.detach().clone()) for p in params_of(first)])
+    second = make(copies_of(first))
     again = SCHEDULERS[name](second)
     again.load_state_dict(copy.deepcopy(scheduler.state_dict()))
     second.load_state_dict(copy.deepcopy(first.state_dict()))

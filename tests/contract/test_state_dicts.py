@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 
@@ -12,22 +10,15 @@ from tests.contract.common import (
     EVERY,
     assert_same,
     assert_unchanged,
+    copies_of,
     everything,
     leaves,
-    params_of,
+    saved_and_loaded,
     tensors,
     train,
 )
 from tests.contract.test_conversion import ours_with
 from tests.support import BF16, F16, F32, F64
-
-
-def saved_and_loaded(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True, map_location="cpu")
-
 
 # the plain one compiled; the others eagerly, which saves compiling a kernel for each of them
 KEPT = [((F32,), None, None), ((BF16,), F32, "eager"), ((F32,), BF16, "eager"), ((F16, F32), None, "eager")]
@@ -52,7 +43,7 @@ def test_a_resume_before_every_step_and_a_second_one_without_a_step_change_nothi
     straight, optimizer = train(make(leaves()), 4), make(leaves())
     for step in range(4):
         for _ in range(2):  # the second time before any step
-            again = make([torch.nn.Parameter(p.detach().clone()) for p in params_of(optimizer)])
+            again = make(copies_of(optimizer))
             again.load_state_dict(saved_and_loaded(optimizer.state_dict()))
             optimizer = again
         train(optimizer, 1, start=step)
@@ -103,3 +94,10 @@ def test_options_that_a_checkpoint_does_not_have_stay():
     ours.load_state_dict(theirs.state_dict())
     assert ours.param_groups[0]["ema_decay"] == 0.5
     assert ours.param_groups[0]["state_dtype"] == torch.float64
+
+
+def test_the_backend_is_this_sides():
+    given = train(fusedadam.AdamW(leaves(), backend="eager"), 1).state_dict()
+    ours = fusedadam.AdamW(leaves(), backend="numba")
+    ours.load_state_dict(given)
+    assert ours.param_groups[0]["backend"] == "numba"
