@@ -3,23 +3,16 @@
 In exact arithmetic EmaAdamW moves the parameters as AdamW does, so all three classes have a twin in torch.
 """
 
-import contextlib
 import copy
-import io
-import pickle
-from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.optim import lr_scheduler
 
 import fusedadam
 from fusedadam.engine.changes import snapshot
-from tests.support import LR_OF_ONE_DIMENSION
+from tests.contract.common import leaves, set_grads, tensors, train
+from tests.support import F64, LR_OF_ONE_DIMENSION
 
-F64 = torch.float64
 AdamW, Adam, EmaAdamW = fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW
 TWIN = {AdamW: torch.optim.AdamW, Adam: torch.optim.Adam, EmaAdamW: torch.optim.AdamW}
 EVERY = pytest.mark.parametrize("cls", TWIN)
@@ -28,40 +21,11 @@ OPTIONS = {"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1}
 SHAPES = [(3, 2), (5,), ()]
 
 
-def leaves(shapes=SHAPES, dtype=F64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype)) for s in shapes]
-
-
-def set_grads(params, seed, present=None):
-    generator = torch.Generator().manual_seed(1000 + seed)
-    for k, p in enumerate(params):
-        grad = torch.randn(p.shape, generator=generator, dtype=F64)
-        p.grad = grad.to(p.dtype) if present is None or present[k] else None
-
-
-def train(optimizer, steps, start=0):
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    for k in range(start, start + steps):
-        set_grads(params, k)
-        optimizer.step()
-
-
-def tensors(optimizer):
-    """Parameters and states, in order."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return [p.detach() for p in params], [dict(optimizer.state.get(p, {})) for p in params]
-
-
-def assert_same_bits(one, other):
-    torch.testing.assert_close(tensors(one), tensors(other), rtol=0, atol=0, equal_nan=True)
-
-
 class Twins:
     """The same parameters and gradients under an optimizer of ours and its twin in torch."""
 
-    def __init__(self, cls, shapes=SHAPES, dtype=F64, arrange=lambda params: params, **options):
-        self.params = leaves(shapes, dtype), leaves(shapes, dtype)
+    def __init__(self, cls, arrange=lambda params: params, **options):
+        self.params = leaves(SHAPES, [F64]), leaves(SHAPES, [F64])
         makers = cls, TWIN[cls]
         options = OPTIONS | options
         self.both = [make(arrange(own), **options) for make, own in zip(makers, self.params, strict=True)]
@@ -71,18 +35,14 @@ class Twins:
         for optimizer, params in zip(self.both, self.params, strict=True):
             change(optimizer, params)
 
-    def step(self, count=1, present=None):
+    def step(self, count):
         for _ in range(count):
-            self.each(lambda _, params: set_grads(params, self.done, present))
+            self.each(lambda _, params: set_grads(params, self.done))
             self.each(lambda optimizer, _: optimizer.step())
             self.done += 1
-        self.check()
-
-    def check(self, rtol=1e-10):
-        (ours, our_states), (theirs, their_states) = map(tensors, self.both)
-        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=1e-12)
+        (ours, our_states), theirs = map(tensors, self.both)
         shared = [{k: v for k, v in s.items() if k != "ema_params"} for s in our_states]
-        torch.testing.assert_close(shared, their_states, rtol=rtol, atol=1e-12)
+        torch.testing.assert_close((ours, shared), theirs, rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture(params=["numba", "numba, looking in plain Python", "eager"])
@@ -117,33 +77,12 @@ def test_groups_have_their_own_flags(cls):
     twins.step(5)
 
 
-@EVERY
-def test_a_closure_runs_with_gradients_and_its_value_is_returned(cls):
-    twins = Twins(cls)
-
-    def reevaluate(optimizer, params):
-        def closure():
-            assert torch.is_grad_enabled()
-            optimizer.zero_grad()
-            loss = sum((p**2).sum() for p in params)
-            loss.backward()
-            return loss
-
-        with torch.no_grad():
-            losses = [optimizer.step(closure) for _ in range(3)]
-        assert all(later < earlier for earlier, later in pairwise(losses))
-
-    twins.each(reevaluate)
-    twins.check()
-    assert twins.both[0].step() is None
-
-
 def set_option(**options):
     return lambda optimizer, params: optimizer.param_groups[0].update(options)
 
 
 def grow(optimizer, params):
-    params.extend(leaves([(4,)], seed=9))
+    params.extend(leaves([(4,)], [F64], seed=9))
     optimizer.add_param_group({"params": params[-1:], "lr": 0.3})
 
 
@@ -187,225 +126,6 @@ def test_amsgrad_may_begin_late(cls):
         twins.both[1].state[p]["max_exp_avg_sq"] = torch.zeros_like(p)
     twins.each(set_option(amsgrad=True))
     twins.step(3)
-
-
-@EVERY
-@pytest.mark.parametrize("shape", [(), (1,)] if LR_OF_ONE_DIMENSION else [()])
-def test_a_tensor_lr_is_read_anew_in_every_step_and_left_alone(cls, shape):
-    lrs = [torch.full(shape, 0.1, dtype=F64) for _ in range(2)]
-    twins = Twins(cls, lr=0.1)
-    twins.each(lambda optimizer, _: optimizer.param_groups[0].update(lr=lrs.pop()))
-    for factor in (1.0, 0.5, 3.0):
-        twins.each(lambda optimizer, _, factor=factor: optimizer.param_groups[0]["lr"].mul_(factor))
-        twins.step(2)
-    assert twins.both[0].param_groups[0]["lr"].item() == pytest.approx(0.15)
-
-
-SCHEDULERS = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1)),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=8),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-}
-
-
-@EVERY
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=F64)], ids=["float", "tensor"])
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_steer_it_as_they_steer_torch(cls, name, lr):
-    twins = Twins(cls, lr=copy.deepcopy(lr))
-    twins.both[1].param_groups[0]["lr"] = copy.deepcopy(lr)
-    schedulers = [SCHEDULERS[name](optimizer) for optimizer in twins.both]
-    for _ in range(7):
-        twins.step()
-        for scheduler in schedulers:
-            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
-    ours, theirs = (optimizer.param_groups[0] for optimizer in twins.both)
-    assert ours["betas"] == theirs["betas"]
-    assert float(ours["lr"]) == float(theirs["lr"])
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8), st.sampled_from([*TWIN]))
-def test_gradients_now_and_then_equal_torch(schedule, cls):
-    twins = Twins(cls)
-    for present in schedule:
-        twins.step(present=present)
-
-
-@EVERY
-def test_zero_grad_both_ways(cls):
-    twins = Twins(cls)
-    for set_to_none in (True, False):
-        twins.step()
-        twins.each(lambda optimizer, _, s=set_to_none: optimizer.zero_grad(set_to_none=s))
-        for p in twins.params[0]:
-            assert p.grad is None if set_to_none else not p.grad.any()
-        twins.each(lambda optimizer, _: optimizer.step())
-        twins.check()
-
-
-@EVERY
-def test_named_parameters_keep_their_names(cls):
-    model = torch.nn.Linear(2, 3)
-    optimizer = cls(model.named_parameters())
-    assert optimizer.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
-    train(optimizer, 1)
-    assert all(optimizer.state[p]["step"] == 1 for p in model.parameters())
-
-
-OWN = {
-    AdamW: {"amsgrad": True, "maximize": True, "state_dtype": torch.float32},
-    Adam: {"amsgrad": True, "foreach": True},
-    EmaAdamW: {"ema_decay": 0.9, "ema_warmup": False, "decoupled": False, "ema_dtype": torch.float32},
-}
-
-
-@EVERY
-def test_the_defaults_rebuild_it(cls):
-    first = cls(leaves(), **OPTIONS, **OWN[cls])
-    second = cls(leaves(), **first.defaults)
-    assert second.defaults == first.defaults
-    train(first, 3)
-    train(second, 3)
-    assert_same_bits(first, second)
-
-
-@EVERY
-@pytest.mark.parametrize("default", [torch.bfloat16, F64])
-def test_states_are_torchs_whatever_the_default_dtype(cls, default):
-    """Step counts in the default dtype stand still at 256 under bfloat16."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        twins = Twins(cls, dtype=torch.float32)
-        twins.each(lambda optimizer, _: train(optimizer, 1))
-        for p, q in zip(*twins.params, strict=True):
-            ours, theirs = twins.both[0].state[p], twins.both[1].state[q]
-            assert list(ours)[: len(theirs)] == list(theirs)
-            for name in theirs:
-                assert (ours[name].shape, ours[name].device) == (theirs[name].shape, theirs[name].device)
-            assert {v.dtype for v in ours.values()} == {torch.float32}
-            ours["step"].fill_(300)
-        train(twins.both[0], 2)
-        assert all(state["step"] == 302 for state in twins.both[0].state.values())
-    finally:
-        torch.set_default_dtype(before)
-
-
-DTYPES = [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)]
-DTYPES += [(torch.float32, None), (F64, torch.float32), (torch.bfloat16, F64)]
-
-
-@EVERY
-@pytest.mark.parametrize(("dtype", "kept"), DTYPES)
-def test_states_have_the_dtype_that_was_asked_for_and_a_resume_is_the_uninterrupted_run(cls, dtype, kept):
-    """load_state_dict of torch casts states to the parameter's dtype, and a resumed run is another one."""
-    options = {"state_dtype": kept, **({"ema_dtype": kept} if cls is EmaAdamW else {}), **OPTIONS}
-    straight, first = cls(leaves(dtype=dtype), **options), cls(leaves(dtype=dtype), **options)
-    train(straight, 5)
-    train(first, 2)
-    file = io.BytesIO()
-    torch.save((first.state_dict(), [p.detach() for p in first.param_groups[0]["params"]]), file)
-    file.seek(0)
-    saved, weights = torch.load(file)
-    second = cls([torch.nn.Parameter(w) for w in weights], **options)
-    second.load_state_dict(saved)
-    train(second, 3, start=2)
-    assert_same_bits(straight, second)
-    for state in second.state.values():
-        assert {v.dtype for k, v in state.items() if k != "step"} == {kept or dtype}
-
-
-@EVERY
-def test_loading_shares_nothing_with_the_dict_and_keeps_this_sides_backend(cls):
-    first, second = cls(leaves(), backend="eager"), cls(leaves(), backend="numba")
-    train(first, 2)
-    given = first.state_dict()
-    second.load_state_dict(given)
-    assert second.param_groups[0]["backend"] == "numba"
-    mine, theirs = (
-        {v.data_ptr() for s in side.values() for v in s.values()} for side in (second.state, given["state"])
-    )
-    assert not mine & theirs
-    train(first, 2)
-    assert all(state["step"] == 2 for state in second.state.values())
-
-
-@EVERY
-def test_hooks_around_steps_and_state_dicts_run(cls):
-    """What a hook makes of a state dict is what is loaded, states included."""
-    optimizer, calls = cls(leaves()), []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
-    train(optimizer, 1)
-    assert calls == ["pre", "post"]
-
-    def refill(_, given):
-        given = copy.deepcopy(given)
-        given["state"][0]["exp_avg"].fill_(7.0)
-        return given
-
-    optimizer.register_load_state_dict_pre_hook(refill)
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert (optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"] == 7).all()
-
-
-@EVERY
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}], ids=str)
-def test_state_dicts_of_torch_load_and_continue_as_in_torch(cls, options):
-    twins = Twins(cls)
-    twins.both[1] = TWIN[cls](twins.params[1], **OPTIONS, **({} if "capturable" in options else options))
-    train(twins.both[1], 3)
-    given = copy.deepcopy(twins.both[1].state_dict())
-    given["param_groups"][0].update(options)
-    for p, q in zip(*twins.params, strict=True):
-        p.data.copy_(q.data)
-    averaged = cls is fusedadam.EmaAdamW  # torch's has no average: it begins
-    with pytest.warns(UserWarning, match="no ema_params") if averaged else contextlib.nullcontext():
-        twins.both[0].load_state_dict(given)
-    twins.step(3)
-
-
-@WITH_FLAGS
-@pytest.mark.parametrize("step", [3, 3.0, torch.tensor([3.0]), torch.tensor(3)], ids=repr)
-def test_older_state_dicts_load(cls, step):
-    """Versions of torch before 1.12 kept the step as an int; others on the device, or with a dimension."""
-    twins = Twins(cls)
-    twins.step(3)
-    given = twins.both[0].state_dict()
-    for state in given["state"].values():
-        state["step"] = step
-    for key in ("foreach", "maximize", "capturable", "fused", "differentiable", "amsgrad", "state_dtype", "backend"):
-        del given["param_groups"][0][key]
-    twins.both[0].load_state_dict(given)
-    twins.step(2)
-
-
-@EVERY
-def test_its_state_dict_loads_into_torch(cls):
-    twins = Twins(cls)
-    train(twins.both[0], 3)
-    for p, q in zip(*twins.params, strict=True):
-        q.data.copy_(p.data)
-    twins.both[1].load_state_dict(copy.deepcopy(twins.both[0].state_dict()))
-    for state in twins.both[1].state.values():
-        state.pop("ema_params", None)
-    twins.step(3)
-
-
-@EVERY
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
-def test_copies_go_on_by_themselves(cls, copied):
-    optimizer = cls(leaves(), **OPTIONS)
-    train(optimizer, 2)
-    twin, before = copied(optimizer), copy.deepcopy(tensors(optimizer))
-    train(twin, 2, start=2)
-    torch.testing.assert_close(tensors(optimizer), before, rtol=0, atol=0)
-    train(optimizer, 2, start=2)
-    assert_same_bits(optimizer, twin)
 
 
 def replace_data(optimizer, params):
@@ -485,16 +205,6 @@ def test_a_model_may_change_its_dtype_between_steps(backend):
         assert (p.dtype, optimizer.state[p]["exp_avg"].dtype) == (torch.float16, torch.float32)
 
 
-@EVERY
-def test_autograd_notices_the_update(cls):
-    param = leaves([(3,)])[0]
-    loss = (param**2).sum()
-    param.grad = torch.ones_like(param)
-    cls([param]).step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 def fit(optimizer_of):
     """A model that steps inside of backward, one optimizer for each parameter."""
     torch.manual_seed(0)
@@ -557,34 +267,3 @@ def test_any_layout_of_parameter_and_gradient_equals_torch(layout, grad, backend
             assert torch.equal(param.grad, before)
         results.append((param.detach(), param.stride(), optimizer.state[param]["exp_avg_sq"]))
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
-
-
-@EVERY
-def test_a_gradient_at_the_old_address_with_other_strides_is_read_right(cls, backend):
-    """An address alone says nothing: a freed gradient and the next one often share it."""
-    twins = Twins(cls, shapes=[(4, 4)])
-    twins.both[0].param_groups[0]["backend"] = backend
-    twins.step()
-    twins.each(lambda optimizer, own: setattr(own[0], "grad", own[0].grad.t()))
-    twins.each(lambda optimizer, _: optimizer.step())
-    twins.check()
-
-
-@EVERY
-def test_gradscaler_on_the_cpu_unscales_clips_and_skips_as_with_torch(cls):
-    twins = Twins(cls)
-
-    def scaled(optimizer, params):
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        for k in range(4):
-            optimizer.zero_grad()
-            scaler.scale(sum((p**2).sum() for p in params) * (float("inf") if k == 2 else 1)).backward()
-            if k % 2:
-                scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_(params, 0.5)
-            scaler.step(optimizer)
-            scaler.update()
-        assert all(state["step"] == 3 for state in optimizer.state.values())
-
-    twins.each(scaled)
-    twins.check()
