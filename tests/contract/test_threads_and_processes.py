@@ -73,6 +73,15 @@ def test_two_optimizers_in_two_threads_give_the_bits_of_one_after_the_other(name
     assert list(map(digest, together)) == expected
 
 
+@SOME
+def test_any_number_of_threads_gives_the_same_bits(name, threads):
+    results = set()
+    for count in (1, 2, 3, 4, 7):
+        threads(count)
+        results.add(digest(train(made(name), 3)))
+    assert len(results) == 1
+
+
 def test_an_optimizer_that_goes_from_thread_to_thread_gives_the_bits_of_one_thread():
     """As with a trainer that runs each epoch in a worker of its own."""
     optimizer = made("AdamP clipped")
