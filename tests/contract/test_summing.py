@@ -1,11 +1,6 @@
-"""The optimizers that sum keep torch's contract as the others do: resuming, copying, groups, options, refusals."""
+"""Norms that a step takes, and ``clip_grad_norm_``: what is kept, and what a failure leaves behind."""
 
 from __future__ import annotations
-
-import copy
-import functools
-import io
-import pickle
 
 import pytest
 import torch
@@ -13,109 +8,8 @@ import torch
 import fusedadam
 from fusedadam.engine import launch
 from fusedadam.tensors import layout
+from tests.contract.common import assert_same, leaves, params_of, train
 from tests.support import F32
-
-MAKERS = {
-    "AdamP": functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1),
-    "AdamP clipped": functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, nesterov=True, max_grad_norm=1.0),
-    "BertAdam": functools.partial(fusedadam.BertAdam, lr=1e-2, warmup=0.3, t_total=20),
-    "BertAdam by group": functools.partial(fusedadam.BertAdam, lr=1e-2, clip="group"),
-    "AdamW clipped": functools.partial(fusedadam.AdamW, lr=1e-2, max_grad_norm=1.0),
-    "EmaAdamW clipped": functools.partial(fusedadam.EmaAdamW, lr=1e-2, max_grad_norm=1.0),
-}
-EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-
-
-def leaves(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in [(4, 6), (7,), (3, 2, 3, 3), ()]]
-
-
-def train(optimizer, steps, start=0):
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    for step in range(start, start + steps):
-        generator = torch.Generator().manual_seed(100 + step)
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator)
-        optimizer.step()
-    return [p.detach().clone() for p in params]
-
-
-def assert_equal(a, b):
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-@EVERY
-def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(make):
-    whole = train(make(leaves()), 9)
-    first = make(leaves())
-    params = train(first, 4)
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second = make([torch.nn.Parameter(p) for p in params])
-    second.load_state_dict(torch.load(file, weights_only=True))
-    assert_equal(train(second, 5, start=4), whole)
-
-
-@EVERY
-def test_copies_go_on_by_themselves(make):
-    optimizer = make(leaves())
-    train(optimizer, 2)
-    copies = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
-    expected = train(optimizer, 2, start=2)
-    for other in copies:
-        assert_equal(train(other, 2, start=2), expected)
-
-
-@EVERY
-def test_it_can_be_rebuilt_from_its_defaults(make):
-    optimizer = make(leaves())
-    again = type(optimizer)(leaves(), **optimizer.defaults)
-    assert_equal(train(again, 2), train(optimizer, 2))
-
-
-@EVERY
-def test_how_parameters_are_grouped_changes_no_bit(make):
-    if "group" in str(make.keywords):
-        pytest.skip("the group is what is summed over")
-    together, apart = make(leaves()), make([{"params": [p]} for p in leaves()])
-    assert_equal(train(apart, 3), train(together, 3))
-
-
-@EVERY
-def test_groups_have_their_own_options_and_may_be_added_later(make):
-    params = leaves()
-    optimizer = make(params[:2])
-    train(optimizer, 1)
-    optimizer.add_param_group({"params": params[2:], "lr": 0.0, "weight_decay": 0.0})
-    before = [p.detach().clone() for p in params]
-    after = train(optimizer, 1, start=1)
-    assert_equal(after[2:], before[2:])
-    assert not torch.equal(after[0], before[0])
-
-
-@EVERY
-def test_a_closure_runs_with_gradients_and_its_loss_comes_back(make):
-    (param,) = params = [torch.nn.Parameter(torch.ones(3, 3))]
-    optimizer = make(params)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = param.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 9.0
-
-
-@EVERY
-def test_the_gradient_is_not_changed(make):
-    optimizer = make(leaves())
-    train(optimizer, 1)
-    before = [p.grad.clone() for p in optimizer.param_groups[0]["params"]]
-    optimizer.step()
-    assert_equal([p.grad for p in optimizer.param_groups[0]["params"]], before)
 
 
 def test_norms_that_are_kept_do_not_change_later():
@@ -130,34 +24,13 @@ def test_norms_that_are_kept_do_not_change_later():
     assert fusedadam.AdamW(leaves()).grad_norm is None
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "names"),
-    [
-        (fusedadam.AdamP, {"delta": -1.0}, "delta"),
-        (fusedadam.AdamP, {"wd_ratio": float("nan")}, "wd_ratio"),
-        (fusedadam.AdamP, {"nesterov": 1}, "nesterov"),
-        (fusedadam.AdamP, {"betas": (0.9, 1.0)}, "betas"),
-        (fusedadam.AdamP, {"max_grad_norm": -2.0}, "max_grad_norm"),
-        (fusedadam.AdamW, {"max_grad_norm": "1"}, "max_grad_norm"),
-        (fusedadam.AdamW, {"max_grad_norm": -1}, "max_grad_norm"),
-        (fusedadam.EmaAdamW, {"max_grad_norm": float("nan")}, "max_grad_norm"),
-        (fusedadam.BertAdam, {"t_total": 0}, "t_total"),
-        (fusedadam.BertAdam, {"clip": "layer"}, "clip"),
-        (fusedadam.BertAdam, {"schedule": None}, "schedule"),
-    ],
-)
-def test_bad_options_are_refused_by_name(make, options, names):
-    with pytest.raises((ValueError, TypeError), match=names):
-        make(leaves(), **options)
-
-
 def test_infinity_takes_the_norm_and_clips_nothing():
     clipped, plain = fusedadam.AdamW(leaves(), max_grad_norm=float("inf")), fusedadam.AdamW(leaves())
-    assert_equal(train(clipped, 2), train(plain, 2))
-    grads = [p.grad.clone() for p in clipped.param_groups[0]["params"]]
-    norm = fusedadam.clip_grad_norm_(clipped.param_groups[0]["params"], float("inf"), foreach=True)
+    assert_same(train(clipped, 2), train(plain, 2))
+    grads = [p.grad.clone() for p in params_of(clipped)]
+    norm = fusedadam.clip_grad_norm_(params_of(clipped), float("inf"), foreach=True)
     assert torch.equal(norm, clipped.grad_norm)
-    assert_equal([p.grad for p in clipped.param_groups[0]["params"]], grads)
+    assert_same([p.grad for p in params_of(clipped)], grads)
 
 
 def test_a_call_that_failed_leaves_nothing_that_a_later_one_writes_back(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import fusedadam
-from tests.contract.test_summing import leaves, train
+from tests.contract.common import leaves, train
 
 
 def test_projections_before_the_first_step_and_after_a_group_was_added():
