@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
 
-from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW, step_in_backward
+from fusedadam import AdamP, AdamW, EmaAdamW
 from fusedadam.formats import Array, Format, register
 from fusedadam.formats.format import bits_of_float, float_of_bits
 
 PRESETS = ["exact", "16bit", "8bit"]
-OPTIMIZERS = [AdamW, AdamP, BertAdam, EmaAdamW]
 
 
 def model(dtype=torch.bfloat16):
@@ -40,52 +37,6 @@ def assert_same(found, expected):
         assert all(torch.equal(ours[name].reshape(-1), theirs[name].reshape(-1)) for name in theirs)
 
 
-@pytest.mark.parametrize("storage", PRESETS)
-@pytest.mark.parametrize("make", OPTIMIZERS)
-def test_a_resumed_run_goes_on_to_the_bit(make, storage):
-    net = model()
-    optimizer = make(net.parameters(), storage=storage, seed=5)
-    train(net, optimizer, 2)
-    file = io.BytesIO()
-    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed = model()
-    again = make(resumed.parameters(), storage=storage)
-    resumed.load_state_dict(saved["model"])
-    again.load_state_dict(saved["optimizer"])
-    assert again.param_groups[0]["seed"] == 5
-    copied, copied_optimizer = copy.deepcopy((net, optimizer))
-    pickled, pickled_optimizer = pickle.loads(pickle.dumps((net, optimizer)))
-    for other, its in ((net, optimizer), (resumed, again), (copied, copied_optimizer), (pickled, pickled_optimizer)):
-        train(other, its, 2, seed=1)
-        assert_same(contents(other, its), contents(net, optimizer))
-
-
-@pytest.mark.parametrize("before", [None, *PRESETS])
-@pytest.mark.parametrize("after", [None, *PRESETS])
-@pytest.mark.filterwarnings("ignore:the state dict has param_low")
-def test_state_dicts_load_into_every_storage(before, after):
-    net = model()
-    optimizer = EmaAdamW(net.parameters(), storage=before)
-    train(net, optimizer, 3)
-    other = EmaAdamW(net.parameters(), storage=after)
-    other.load_state_dict(optimizer.state_dict())
-    assert other.param_groups[0]["storage"] == after
-    fresh = model()
-    expected = EmaAdamW(fresh.parameters(), storage=after)
-    train(fresh, expected, 1)
-    for param, like in zip(net.parameters(), fresh.parameters(), strict=True):
-        names = {*expected.state[like]} if after is not None else {"step", "exp_avg", "exp_avg_sq", "ema_params"}
-        assert {*other.state[param]} | {"param_low"} == names | {"param_low"}
-    wide = [EmaAdamW.widen_state_dict(o.state_dict())["state"] for o in (optimizer, other)]
-    for key, state in wide[0].items():
-        for name in ("exp_avg", "ema_params"):
-            scale = state[name].abs().max()
-            assert torch.allclose(wide[1][key][name], state[name], rtol=0.07, atol=2e-4 * scale)
-    train(net, other, 1)
-
-
 @pytest.mark.filterwarnings("ignore:the state dict has param_low", "ignore:fusedadam. storage= keeps float16")
 @pytest.mark.parametrize("make", [EmaAdamW, AdamP])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -101,11 +52,15 @@ def test_a_changed_storage_and_a_loaded_state_dict_give_the_same(before, after, 
     other = copy.deepcopy(net)
     loading = make(other.parameters(), storage=after, backend="eager")
     loading.load_state_dict(optimizer.state_dict())
+    assert loading.param_groups[0]["storage"] == after
     optimizer.param_groups[0]["storage"] = after
-    if after is None:  # every state has the bits that it had
-        wide = make.widen_state_dict(optimizer.state_dict())["state"].values()
-        for param, states in zip(other.parameters(), wide, strict=True):
-            assert all(torch.equal(loading.state[param][name].float(), value) for name, value in states.items())
+    saved, loaded = (make.widen_state_dict(each.state_dict())["state"] for each in (optimizer, loading))
+    for key, states in saved.items():
+        for name, value in states.items():
+            if after is None:  # every state has the bits that it had
+                assert torch.equal(loaded[key][name].float(), value)
+            elif name != "exp_avg_sq":  # which has less room in 8 bits
+                assert torch.allclose(loaded[key][name], value, rtol=0.07, atol=2e-4 * value.abs().max())
     for each, its in ((net, optimizer), (other, loading)):
         train(each, its, 1, seed=1)
     assert_same(contents(other, loading), contents(net, optimizer))
@@ -156,16 +111,6 @@ def test_a_deepcopy_of_a_parameter_with_gaps_goes_on_to_the_bit(gapped, storage)
         for each, of in ((net, optimizer), (copied, its)):
             train(each, of, 2, seed=1)
         assert_same(contents(copied, its), contents(net, optimizer))
-
-
-def test_torchs_state_dict_loads_directly():
-    net = model()
-    theirs = torch.optim.AdamW(net.parameters())
-    train(net, theirs, 2)
-    ours = AdamW(net.parameters(), storage="8bit")
-    ours.load_state_dict(theirs.state_dict())
-    assert "exp_avg_codes" in ours.state[net[0].weight]
-    assert ours.state[net[0].weight]["step"].item() == 2
 
 
 @pytest.mark.parametrize(
@@ -304,47 +249,6 @@ def test_states_that_are_moved_away_and_back(storage, how):
     assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
 
 
-@pytest.mark.parametrize("storage", PRESETS)
-def test_a_step_in_backward_has_the_same_bits(storage):
-    nets = [model(), model()]
-    optimizers = [
-        step_in_backward(nets[0], lambda params: AdamW(params, storage=storage)),
-        AdamW(nets[1].parameters(), storage=storage),
-    ]
-    for net, optimizer in zip(nets, optimizers, strict=True):
-        for k in range(3):
-            x = torch.full((4, 64), 0.5 + k, dtype=torch.bfloat16)
-            net(x).float().pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
-
-
-def test_groups_do_not_matter():
-    nets = [model(), model()]
-    first, *rest = nets[0].parameters()
-    optimizers = [
-        AdamW([{"params": rest[::-1]}, {"params": [first]}], storage="8bit"),
-        AdamW(nets[1].parameters(), storage="8bit"),
-    ]
-    for net, optimizer in zip(nets, optimizers, strict=True):
-        train(net, optimizer, 3)
-    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
-
-
-def test_a_step_that_a_scaler_skips_consumes_no_noise():
-    nets = [model(), model()]
-    optimizers = [AdamW(net.parameters(), storage="8bit") for net in nets]
-    train(nets[0], optimizers[0], 1)
-    train(nets[1], optimizers[1], 1)
-    optimizers[0].found_inf, optimizers[0].grad_scale = torch.ones(1), torch.ones(1)
-    train(nets[0], optimizers[0], 1, seed=9)
-    del optimizers[0].found_inf, optimizers[0].grad_scale
-    for net, optimizer in zip(nets, optimizers, strict=True):
-        train(net, optimizer, 1, seed=1)
-    assert_same(contents(nets[0], optimizers[0]), contents(nets[1], optimizers[1]))
-
-
 def decode_twice(high, low):
     return float_of_bits((high << 16) | (low & 0xFFFF))
 
@@ -381,9 +285,11 @@ def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
         del FORMATS["own"]
 
 
-def test_low_bits_do_not_outlive_their_weight():
+@pytest.mark.parametrize("storage", PRESETS)
+def test_low_bits_do_not_outlive_their_weight(storage):
+    """A model that becomes float32 takes them in."""
     net = torch.nn.Linear(64, 64, bias=False).bfloat16()
-    optimizer = EmaAdamW(net.parameters(), storage="exact", weight_decay=0.0)
+    optimizer = EmaAdamW(net.parameters(), storage=storage, weight_decay=0.0)
     train(net, optimizer, 3)
     whole = optimizer.float32_state_dict(net)["weight"]
     wide = copy.deepcopy((net, optimizer))
@@ -395,6 +301,7 @@ def test_low_bits_do_not_outlive_their_weight():
         its.param_groups[0]["lr"] = 0.0
         train(other, its, 1)
         assert torch.equal(other.weight.float(), whole)
+        assert "param_low" not in its.state[other.weight]
     net.float()
     optimizer.load_float32_state_dict(net, {"weight": torch.ones(64, 64)})
     optimizer.param_groups[0]["lr"] = 0.0

@@ -38,24 +38,6 @@ def test_eight_bits_lose_only_what_24_do_not_hold():
     assert torch.allclose(back, exact[0].weight, rtol=2.0**-16, atol=0)
 
 
-def test_a_model_that_becomes_float32_takes_its_low_bits():
-    trained = model()
-    optimizer = EmaAdamW(trained.parameters(), storage="8bit", lr=1e-3)
-    for _ in range(3):
-        for param in trained.parameters():
-            param.grad = torch.randn_like(param)
-        optimizer.step()
-    whole = optimizer.float32_state_dict(trained)
-    trained.float()
-    for group in optimizer.param_groups:
-        group.update(lr=0.0, weight_decay=0.0)
-    for param in trained.parameters():
-        param.grad = torch.zeros_like(param)
-    optimizer.step()
-    assert all(torch.equal(value, whole[name]) for name, value in trained.state_dict().items() if "running" not in name)
-    assert not any("param_low" in state for state in optimizer.state.values())
-
-
 def test_another_model_is_refused():
     with pytest.raises(ValueError, match="none of this optimizer's parameters"):
         AdamW(model().parameters(), storage="exact").float32_state_dict(model())
