@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import select
 import signal
@@ -138,26 +137,6 @@ def test_a_forked_child_may_take_the_first_step(threads):
     assert answer_of(lambda: digest(train(optimizer, 1)), patience=4) == digest(train(optimizer, 1))
 
 
-def in_a_child(optimizer, queue):
-    queue.put(digest(train(optimizer, 2)))
-
-
-@FORK
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_multiprocessing_by_fork_takes_the_optimizer_along(threads):
-    threads(2)
-    optimizer = train(made("AdamW clipped"), 2)
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    children = [context.Process(target=in_a_child, args=(optimizer, queue)) for _ in range(2)]
-    for child in children:
-        child.start()
-    answers = [queue.get(timeout=600) for _ in children]
-    for child in children:
-        child.join(timeout=600)
-    assert answers == [digest(train(optimizer, 2))] * 2
-
-
 def threads_of_this_process():
     return len(os.listdir("/proc/self/task"))
 
@@ -195,29 +174,6 @@ def test_torchs_own_threads_are_asked_for_as_many_as_torch_was_told(count, threa
     assert set(asked) == ({count} if count > 1 else set())
 
 
-EIGHT = """
-import os, sys, torch
-sys.path.insert(0, {root!r})
-from tests.contract.test_threads_and_processes import digest, made, train
-
-torch.set_num_threads(1)  # kernels are loaded, but no threads have begun
-train(made("AdamP clipped"), 1)
-torch.set_num_threads(2)
-go_reading, go_writing = os.pipe()
-reading, writing = os.pipe()
-for _ in range(8):
-    if os.fork() == 0:
-        os.close(go_writing)
-        os.read(go_reading, 1)  # until all are there
-        os.write(writing, (digest(train(made("AdamP clipped"), 3)) + "\\n").encode())
-        os._exit(0)
-os.close(go_writing)
-for _ in range(8):
-    os.wait()
-print(os.read(reading, 8 * 65).decode())
-"""
-
-
 def run(script, *arguments, timeout=300, **environment):
     command = [sys.executable, "-c", script.format(root=str(ROOT)), *map(str, arguments)]
     done = subprocess.run(
@@ -225,13 +181,6 @@ def run(script, *arguments, timeout=300, **environment):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
-
-
-@FORK
-def test_eight_processes_at_once_give_the_same_bits():
-    """As the ranks of a node do, each with more threads than there are cores for it."""
-    answers = run(EIGHT, OMP_NUM_THREADS="2")
-    assert answers == [digest(train(made("AdamP clipped"), 3))] * 8
 
 
 KILLED = """

@@ -90,16 +90,6 @@ def test_on_infinity_and_without_a_scale_they_stay(make):
     assert [grad._version for grad in grads_of(optimizer)] == versions, "a plain step only reads gradients"
 
 
-@EVERY
-def test_unscaled_before_the_step_they_are_not_divided_again(make):
-    optimizer, scaler = make(leaves()), scaler_of()
-    set_scaled_grads(optimizer, 0, scaler.get_scale())
-    scaler.unscale_(optimizer)
-    before = [grad.clone() for grad in grads_of(optimizer)]
-    scaler.step(optimizer)
-    assert_same(grads_of(optimizer), before)
-
-
 def test_gradients_accumulate_over_steps_as_in_torch():
     """A loop that does not zero gradients adds scaled ones to what the last step left."""
     results = []
@@ -223,21 +213,6 @@ def test_gradients_that_come_to_share_memory_are_noticed():
     with pytest.raises(RuntimeError, match="two parameters share memory"):
         scaled(optimizer)
     assert torch.equal(buffer, torch.ones(16))
-
-
-@pytest.mark.parametrize("what", ["another parameter", "a moment"])
-def test_gradients_that_come_to_share_memory_with_something_else_are_noticed(what):
-    first, second = params = leaves([(8,), (8,)])
-    optimizer = fusedadam.AdamW(params)
-    for step in range(2):
-        set_grads(params, step)
-        scaled(optimizer)
-    set_grads(params, 2)
-    first.grad = (second.detach() if what == "another parameter" else optimizer.state[second]["exp_avg"]).view(8)
-    before = everything(optimizer)
-    with pytest.raises(RuntimeError, match="share memory; each needs a tensor"):
-        scaled(optimizer)
-    assert_unchanged(optimizer, before)
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has gradients of the parameter's dtype")
