@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import fusedadam
@@ -16,7 +15,6 @@ from tests.contract.common import (
     tensors,
     train,
 )
-from tests.contract.test_torch_inputs import INFO
 from tests.contract.test_torch_suite import EVERY_INPUT, assert_close, make
 from tests.support import F64
 
@@ -89,42 +87,3 @@ def test_groups_have_rates_and_decays_of_their_own_as_in_torch(name, one):
         ]
         optimizers.append(train(make(name, one, groups, module), 5))
     assert_close(name, *optimizers, dtype=F64)
-
-
-@EVERY_INPUT
-@pytest.mark.parametrize("layout", ["contiguous", "strided"])
-def test_it_goes_downhill(name, one, layout):
-    """Or uphill with maximize: a linear model of torch's own test, by a closure."""
-    torch.manual_seed(0)
-    weight, bias = torch.randn(10, 5, 2)[..., 0], torch.randn(10, 2)[..., 0]
-    if layout == "contiguous":
-        weight, bias = weight.contiguous(), bias.contiguous()
-    weight, bias, x = torch.nn.Parameter(weight), torch.nn.Parameter(bias), torch.randn(5)
-    optimizer = make(name, one, [weight, bias])
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (weight.mv(x) + bias).square().sum()
-        loss.backward()
-        return loss
-
-    first = closure().item()
-    for _ in range(20):
-        optimizer.step(closure)
-    last = closure().item()
-    assert last > first if optimizer.defaults["maximize"] else last < first
-
-
-@pytest.mark.parametrize("name", [name for name in INFO if getattr(fusedadam, name).takes_complex])
-def test_complex_parameters_are_two_real_ones(name):
-    for one in INFO[name].optim_inputs_func("cpu"):
-        torch.manual_seed(0)
-        whole = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.complex64))
-        parts = torch.nn.Parameter(torch.view_as_real(whole.detach()).clone())
-        optimizers = make(name, one, [whole]), make(name, one, [parts])
-        for _ in range(3):
-            whole.grad = torch.randn_like(whole)
-            parts.grad = torch.view_as_real(whole.grad).clone()
-            for optimizer in optimizers:
-                optimizer.step()
-        assert_same([torch.view_as_real(whole.detach())], [parts.detach()])
