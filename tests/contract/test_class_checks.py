@@ -39,6 +39,16 @@ def whole(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mod
     FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode)
 
 
+def anything(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", **common):
+    FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
+
+
+def leaf():
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    return param
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_the_classes_of_this_package_agree_with_their_rules(cls):
     """They are not checked when they are imported."""
@@ -46,11 +56,9 @@ def test_the_classes_of_this_package_agree_with_their_rules(cls):
 
 
 def test_three_betas():
-    optimizer = define(whole)([torch.nn.Parameter(torch.ones(3))])
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
-    optimizer.step()
+    define(whole)([leaf()]).step()
     with pytest.raises(ValueError, match=r"betas=\(0.9, 0.99\) must be 3 numbers in \[0, 1\)"):
-        define(whole)([torch.nn.Parameter(torch.ones(3))], betas=(0.9, 0.99))
+        define(whole)([leaf()], betas=(0.9, 0.99))
 
 
 def test_an_option_that_the_signature_lacks():
@@ -82,29 +90,22 @@ def test_an_option_that_is_not_passed_on():
         FusedOptimizer.__init__(self, params, lr=lr, betas=betas, mode=mode)
 
     with pytest.raises(TypeError, match=r"needs weight_decay; pass it on: super\(\).__init__\(params, weight_decay="):
-        define(forgets)([torch.nn.Parameter(torch.ones(3))])
+        define(forgets)([leaf()])
 
 
 def test_an_option_that_does_not_exist():
-    def anything(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", **common):
-        FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
-
     mine = define(anything)
-    assert mine([torch.nn.Parameter(torch.ones(3))], backend="eager", maximize=False, max_grad_norm=None)
+    assert mine([leaf()], backend="eager", maximize=False, max_grad_norm=None)
     with pytest.raises(TypeError, match=r"Mine has no option 'storge'; did you mean 'storage'\?"):
-        mine([torch.nn.Parameter(torch.ones(3))], storge="8bit")
+        mine([leaf()], storge="8bit")
     with pytest.raises(TypeError, match="Mine has no option 'qqq'; it has lr, weight_decay"):
-        mine([torch.nn.Parameter(torch.ones(3))], qqq=1)
+        mine([leaf()], qqq=1)
 
 
 @pytest.mark.parametrize(("name", "value"), [("maximize", True), ("max_grad_norm", 1.0)])
 def test_an_option_that_the_rule_does_nothing_with(name, value):
     """It would be ignored without a word: a training that should maximize would minimize."""
-
-    def anything(self, params, lr=1e-3, betas=(0.9, 0.99, 0.999), weight_decay=0.0, mode="sum", **common):
-        FusedOptimizer.__init__(self, params, lr=lr, betas=betas, weight_decay=weight_decay, mode=mode, **common)
-
-    param, mine = torch.nn.Parameter(torch.ones(3)), define(anything)
+    param, mine = leaf(), define(anything)
     says = f"{name}={value!r} has no effect in Mine: its rule does not use it"
     with pytest.raises(ValueError, match=says):
         mine([param], **{name: value})
@@ -115,14 +116,13 @@ def test_an_option_that_the_rule_does_nothing_with(name, value):
 @pytest.mark.parametrize(("name", "value"), [("maximize", True), ("max_grad_norm", 1.0), ("weight_decay", 0.1)])
 @pytest.mark.parametrize("how", ["set", "added", "loaded"])
 def test_the_same_option_later(name, value, how):
-    param = torch.nn.Parameter(torch.ones(3))
-    param.grad = torch.ones(3)
+    param = leaf()
     optimizer = Plain([param])
     optimizer.step()
     before, says = param.detach().clone(), f"{name}={value!r} has no effect in Plain: its rule does not use it"
     if how == "added":
         with pytest.raises(ValueError, match=says):
-            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], name: value})
+            optimizer.add_param_group({"params": [leaf()], name: value})
         return optimizer.step()
     if how == "set":
         optimizer.param_groups[0][name] = value
@@ -174,7 +174,7 @@ def test_a_check_that_is_called_instead_of_passed(what):
 
 def test_a_class_without_a_rule_and_states_that_are_a_list():
     with pytest.raises(TypeError, match="Empty has no rule; set rule"):
-        type("Empty", (FusedOptimizer,), {})([torch.nn.Parameter(torch.ones(3))])
+        type("Empty", (FusedOptimizer,), {})([leaf()])
     with pytest.raises(TypeError, match="its rule has slow_avg; declare each of these, as in"):
         define(whole, states=["slow_avg"])
     with pytest.raises(ValueError, match="initial='two' is unknown; use one of 'zero', 'one', 'param'"):
@@ -191,18 +191,8 @@ def test_a_state_that_is_not_one(state, kind):
 
 
 def test_scalars_need_not_take_the_step():
-    @rule(scalars=lambda lr: {"lr": lr})
-    def plain(param: Value, grad: Value, *, lr: Scalar) -> Values:
-        param = param - lr * grad
-        return param
-
-    def init(self, params, lr=0.5, **common):
-        FusedOptimizer.__init__(self, params, lr=lr, **common)
-
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = define(init, rule=plain, states={}, options=OPTIONS)([param])
-    param.grad = torch.ones(3)
-    optimizer.step()
+    param = leaf()
+    Plain([param], lr=0.5).step()
     assert torch.equal(param.detach(), torch.full((3,), 0.5))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import fusedadam
-from tests.contract.common import MAKERS, Small, assert_same, batch, leaves, train
+from tests.contract.common import MAKERS, Small, assert_same, batch, leaves, params_of, train
 from tests.support import F64
 
 OPTIMIZERS = pytest.mark.parametrize("name", ["AdamW", "AdamP clipped", "EmaAdamW"])
@@ -82,71 +83,77 @@ def test_a_compiled_training_step_is_the_plain_one_and_is_compiled_once(name, ba
     assert_same(optimizer, plain, **tolerance)
 
 
+def assert_alike(trained):
+    """``trained(compiled)`` returns an optimizer; ``compiled`` compiles a function, or leaves it as it is."""
+    assert_same(trained(lambda function: function), trained(functools.partial(torch.compile, backend="eager")))
+
+
 @OPTIMIZERS
 def test_other_options_and_a_tensor_lr_compile_nothing_anew(name):
     changes = [
         {"lr": torch.tensor(0.01)}, {"lr": torch.tensor(0.02)}, {"weight_decay": 0.3}, {"betas": (0.5, 0.9)},
         {"eps": 1e-3}, {"lr": 0.03},
     ]  # fmt: skip
-    results = []
-    for compiled in (False, True):
+
+    def trained(compiled):
         optimizer, step = training(name)
-        step = torch.compile(step, backend="eager") if compiled else step
+        step = compiled(step)
         step(batch(0, F64))
         with torch._dynamo.config.patch(error_on_recompile=True):
             for k, change in enumerate(changes, start=1):
                 optimizer.param_groups[0].update(change)
                 step(batch(k, F64))
-        results.append(optimizer)
-    assert_same(*results)
+        return optimizer
+
+    assert_alike(trained)
 
 
 @OPTIMIZERS
 def test_the_step_by_itself_may_be_compiled(name):
     """As torch advises for its own optimizers; here it changes nothing."""
-    results = []
-    for compiled in (False, True):
+
+    def trained(compiled):
         optimizer, _ = training(name)
-        step = torch.compile(lambda o=optimizer: o.step(), backend="eager") if compiled else optimizer.step
+        step = compiled(lambda: optimizer.step())
         for k in range(3):
-            for p in optimizer.param_groups[0]["params"]:
+            for p in params_of(optimizer):
                 p.grad = torch.full_like(p, k - 0.5)
             step()
-        results.append(optimizer)
-    assert_same(*results)
+        return optimizer
+
+    assert_alike(trained)
 
 
 def test_a_compiled_model_and_a_plain_step_go_together():
-    results = []
-    for compiled in (False, True):
+    def trained(compiled):
         model = Small(F64)
-        optimizer = MAKERS["AdamW"](model.parameters())
-        forward = torch.compile(model, backend="eager") if compiled else model
+        optimizer, forward = MAKERS["AdamW"](model.parameters()), compiled(model)
         for k in range(3):
             optimizer.zero_grad()
             forward(batch(k, F64)).backward()
             optimizer.step()
-        results.append(optimizer)
-    assert_same(*results)
+        return optimizer
+
+    assert_alike(trained)
 
 
 def test_a_closure_may_be_compiled():
-    results = []
-    for compiled in (False, True):
+    def trained(compiled):
         model = Small(F64)
         optimizer = MAKERS["EmaAdamW"](model.parameters())
 
-        def closure(model=model, optimizer=optimizer):
+        def closure():
             optimizer.zero_grad()
             loss = model(batch(0, F64))
             loss.backward()
             return loss
 
-        again = torch.compile(closure, backend="eager") if compiled else closure
+        again = compiled(closure)
         losses = [optimizer.step(again).item() for _ in range(3)]
         assert losses[2] < losses[0]
-        results.append(optimizer)
-    assert_same(*results)
+        return optimizer
+
+    assert_alike(trained)
 
 
 def test_steps_take_no_references_away():

@@ -155,16 +155,6 @@ def test_momentum_that_was_just_switched_is_saved_and_loaded(before, after):
     assert_same(train(other, 2, start=DONE), train(ours, 2, start=DONE))
 
 
-@pytest.mark.parametrize(("saved", "loading"), [("RMSprop", "RMSpropTF"), ("RMSpropTF", "RMSprop")])
-def test_the_two_rmsprops_are_told_apart(saved, loading):
-    given = train(getattr(fusedadam, saved)(leaves()), DONE).state_dict()
-    optimizer = train(getattr(fusedadam, loading)(leaves()), 1)
-    before = everything(optimizer)
-    with pytest.raises(ValueError, match="options of another optimizer"):
-        optimizer.load_state_dict(given)
-    assert_unchanged(optimizer, before)
-
-
 def test_a_buffer_that_is_not_used_is_checked_all_the_same():
     given = train(fusedadam.SGD(leaves(), momentum=0.9), DONE).state_dict()
     given["param_groups"][0]["momentum"] = 0.0
@@ -465,28 +455,22 @@ def test_averages_that_are_there_stay_where_some_are_missing():
     assert torch.equal(states[0]["ema_params"], given["state"][0]["ema_params"])
 
 
-LAMBS = {"Lamb": fusedadam.Lamb, "NpuFusedLamb": fusedadam.ascend.NpuFusedLamb, "AdamW": fusedadam.AdamW}
+# they keep the same states and compute with them differently
+LAMBS = itertools.permutations((fusedadam.Lamb, ascend.NpuFusedLamb, fusedadam.AdamW), 2)
+TOLD_APART = [(*pair, r"options of another optimizer|which .* does not support") for pair in LAMBS]
+RMSPROPS = itertools.permutations((fusedadam.RMSprop, fusedadam.RMSpropTF))
+TOLD_APART += [(*pair, "options of another optimizer") for pair in RMSPROPS]
+# without momentum SGD keeps nothing that could be missing, and only a warning said that the moments were lost
+SGDS = fusedadam.SGD, functools.partial(fusedadam.SGD, momentum=0.9)
+TOLD_APART += [(fusedadam.AdamW, sgd, "another optimizer") for sgd in SGDS]
 
 
-@pytest.mark.parametrize(("saved", "loading"), itertools.permutations(LAMBS, 2))
-def test_lambs_and_adam_are_told_apart(saved, loading):
-    """They keep the same states and compute with them differently."""
-    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
-    theirs, ours = LAMBS[saved](params[:1], lr=1e-2), LAMBS[loading](params[1:], lr=1e-2)
-    params[0].grad = torch.ones(4)
-    theirs.step()
-    with pytest.raises(ValueError, match=r"options of another optimizer|which .* does not support"):
-        ours.load_state_dict(theirs.state_dict())
-    LAMBS[saved](params[1:], lr=1e-2).load_state_dict(theirs.state_dict())
-
-
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=str)
-def test_moments_of_adam_are_refused_by_sgd(options):
-    """Without momentum SGD keeps nothing that could be missing, and only a warning said that the moments were lost."""
-    saved = fusedadam.AdamW([torch.nn.Parameter(torch.ones(3))])
-    saved.param_groups[0]["params"][0].grad = torch.ones(3)
-    saved.step()
-    optimizer = fusedadam.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, **options)
-    with pytest.raises(ValueError, match=r"another optimizer"):
-        optimizer.load_state_dict(saved.state_dict())
-    assert not optimizer.state
+@pytest.mark.parametrize(("saved", "loading", "says"), TOLD_APART)
+def test_optimizers_that_could_be_confused_are_told_apart(saved, loading, says):
+    given = train(saved(leaves()), DONE).state_dict()
+    optimizer = train(loading(leaves()), 1)
+    before = everything(optimizer)
+    with pytest.raises(ValueError, match=says):
+        optimizer.load_state_dict(given)
+    assert_unchanged(optimizer, before)
+    saved(leaves()).load_state_dict(given)

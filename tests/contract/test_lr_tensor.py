@@ -21,13 +21,17 @@ KINDS = {
 TENSORS = {name: make for name, make in KINDS.items() if name != "a number"}
 
 
-def by_hand(make, rates):
-    """Ours with a number in each step."""
+def with_options(make, seen):
+    """Ours with the options of each step set by hand."""
     optimizer = make(leaves())
-    for step, rate in enumerate(rates):
-        optimizer.param_groups[0]["lr"] = rate
+    for step, options in enumerate(seen):
+        optimizer.param_groups[0].update(options)
         train(optimizer, 1, start=step)
     return optimizer
+
+
+def by_hand(make, rates):
+    return with_options(make, [{"lr": rate} for rate in rates])
 
 
 @EVERY
@@ -148,14 +152,6 @@ def scheduled(optimizer, build, names=("lr",)):
     return seen
 
 
-def with_numbers(make, seen):
-    optimizer = make(leaves())
-    for step, options in enumerate(seen):
-        optimizer.param_groups[0].update(options)
-        train(optimizer, 1, start=step)
-    return optimizer
-
-
 # each optimizer with a number, one of them with every kind of tensor
 WITH_KINDS = [pytest.param(make, "a number", id=f"{name}-a number") for name, make in PLAIN.items()]
 WITH_KINDS += [
@@ -175,7 +171,7 @@ def test_a_scheduler_equals_its_numbers_set_by_hand(make, name, kind):
     seen = scheduled(theirs, SCHEDULERS[name])
     assert len({options["lr"] for options in seen}) > 1, "the scheduler changes nothing"
     assert scheduled(ours, SCHEDULERS[name]) == seen
-    assert_same(ours, with_numbers(make, seen))
+    assert_same(ours, with_options(make, seen))
 
 
 @EVERY_PLAIN
@@ -197,7 +193,7 @@ def test_a_scheduler_that_moves_the_betas_equals_its_numbers_set_by_hand(make, n
         seen = [{**own, "betas": (*own["betas"], *rest)} for own in seen]
     assert len({options[moved] for options in seen}) > 1
     assert scheduled(ours, MOMENTUM[name], ("lr", moved)) == seen
-    assert_same(ours, with_numbers(make, seen))
+    assert_same(ours, with_options(make, seen))
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -10,7 +10,7 @@ import torch
 
 import fusedadam
 from fusedadam.in_backward import step_in_backward
-from tests.contract.common import MAKERS
+from tests.contract.common import MAKERS, assert_same, leaves, params_of, set_grads
 from tests.support import BF16, F32, F64, PLACES
 
 # kernels take long to compile: the quick tests take a rule that visits elements once, and one that sums by itself
@@ -22,15 +22,7 @@ SHAPES = [(40, 30), (7,), (3, 2, 3), (), (9000,), (0, 3)]
 
 
 def parameters(dtypes=(F32, F64), device="cpu"):
-    generator = torch.Generator().manual_seed(1)
-    values = [torch.randn(shape, generator=generator, dtype=F64) for shape in SHAPES]
-    return [torch.nn.Parameter(v.to(device, dtypes[k % len(dtypes)])) for k, v in enumerate(values)]
-
-
-def give_gradients(params, seed=0):
-    for k, param in enumerate(params):
-        generator = torch.Generator().manual_seed(100 * seed + k)
-        param.grad = torch.randn(param.shape, generator=generator, dtype=F64).to(param.device, param.dtype)
+    return leaves(SHAPES, dtypes, seed=1, device=device)
 
 
 def length(tensor):
@@ -40,7 +32,7 @@ def length(tensor):
 def watched_step(optimizer, params, seed=0):
     """The norms that a step reports, and what they should be."""
     optimizer.watch_norms = True
-    give_gradients(params, seed)
+    set_grads(params, seed)
     before = [param.detach().clone() for param in params]
     optimizer.step()
     rows = [
@@ -77,13 +69,10 @@ def test_steps_that_measure_have_the_same_bits(make, options):
     watched, plain = (make(parameters((F32, BF16, F64)), **options) for _ in range(2))
     for step in range(4):
         for optimizer in (watched, plain):
-            give_gradients(optimizer.param_groups[0]["params"], step)
+            set_grads(params_of(optimizer), step)
             optimizer.watch_norms = optimizer is watched and step != 2
             optimizer.step()
-    pairs = [*zip(watched.param_groups[0]["params"], plain.param_groups[0]["params"], strict=True)]
-    for mine, other in pairs:
-        assert torch.equal(mine, other)
-        assert all(torch.equal(watched.state[mine][name], value) for name, value in plain.state[other].items())
+    assert_same(watched, plain)
 
 
 @pytest.mark.parametrize("make", [MAKERS["AdamW clipped"], MAKERS["AdamP"]], ids=["AdamW clipped", "AdamP"])
@@ -116,7 +105,7 @@ def test_parameters_without_names_are_numbered_and_those_without_a_gradient_left
     params = parameters()
     optimizer = fusedadam.SGD(params, lr=0.1)
     optimizer.watch_norms = True
-    give_gradients(params)
+    set_grads(params, 0)
     params[1].grad = None
     optimizer.step()
     assert optimizer.norms().names == ["0", "2", "3", "4", "5"]
@@ -153,7 +142,7 @@ def test_asking_now_and_then_makes_no_new_plans():
     optimizer = fusedadam.AdamW(params)
     plans = {False: set(), True: set()}
     for step in range(8):
-        give_gradients(params, step)
+        set_grads(params, step)
         optimizer.watch_norms = step % 2 == 1
         optimizer.step()
         plans[optimizer.watch_norms].add(id(optimizer._stepper.plan))
@@ -161,7 +150,7 @@ def test_asking_now_and_then_makes_no_new_plans():
     assert [len(made) for made in plans.values()] == [1, 1]
     optimizer.add_param_group({"params": parameters()[:1]})
     assert optimizer._stepper.other_plan is None
-    norms, expected = watched_step(optimizer, [p for group in optimizer.param_groups for p in group["params"]])
+    norms, expected = watched_step(optimizer, params_of(optimizer))
     torch.testing.assert_close(norms.values, expected, rtol=2e-6, atol=0)
 
 
@@ -169,7 +158,7 @@ def test_gradients_are_unscaled_and_not_clipped():
     params = parameters()
     optimizer = fusedadam.AdamW(params, max_grad_norm=0.1)
     optimizer.watch_norms = True
-    give_gradients(params)
+    set_grads(params, 0)
     expected = [length(param.grad) for param in params]
     for param in params:
         param.grad *= 4

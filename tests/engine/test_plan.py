@@ -42,6 +42,15 @@ def made(grads, states, new_state=None, steps=None, backend=None):
     return prepared.commit(states, steps), params, steps
 
 
+def joining(ran):
+    """A backend that joins all kernels into one function, which notes the steps that it runs."""
+
+    def join(runs, is_scaled):
+        return lambda step, *_: ran.append(step)
+
+    return backends.choose(torch.device("cpu"), "numba")._replace(join=join)
+
+
 def options_at(revision):
     return options_of([OPTIONS])._replace(revision=revision)
 
@@ -102,12 +111,7 @@ def test_it_keeps_no_tensor_alive():
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_step_that_copies_tensors_is_not_repeated_without_its_copies(is_copied):
     """Kernels alone would read the copy that the last step has freed, and nothing would be written back."""
-
-    def joined(runs, is_scaled):
-        return lambda *_: None
-
-    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
-    plan, *_ = made([torch.ones(1).expand(3) if is_copied else torch.ones(3)], {}, backend=backend)
+    plan, *_ = made([torch.ones(1).expand(3) if is_copied else torch.ones(3)], {}, backend=joining([]))
     evaluate_with(plan, SimpleNamespace(runs_for=lambda options: [], follow=lambda options: True, has_live=False))
     plan.launches[0].table.scalars_on_device = True
     plan._scalars.prepare_fast_path(options_at(1), NO_AMP)
@@ -119,15 +123,11 @@ def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, f
     """It is an int32; another number would be cut off without a word."""
     states, ran, evaluated = {}, [], []
 
-    def joined(runs, is_scaled):
-        return lambda step, *_: ran.append(step)
-
     def update(options, step):
         evaluated.append(step)
         return True
 
-    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
-    plan, params, steps = made([torch.ones(3)], states, backend=backend)
+    plan, params, steps = made([torch.ones(3)], states, backend=joining(ran))
     kernel = SimpleNamespace(update=update, runs_for=lambda options: [], has_live=False, has_options=True)
     evaluate_with(plan, kernel)
     _, tensors = plan.snapshot.compare(params, states)
@@ -142,9 +142,6 @@ def test_only_a_number_of_a_step_that_a_kernel_can_take_is_handed_to_it(count, f
 def test_a_step_with_another_learning_rate_is_repeated_if_the_kernels_take_it(is_followed):
     states, ran = {}, []
 
-    def joined(runs, is_scaled):
-        return lambda step, *_: ran.append(step)
-
     kernel = SimpleNamespace(
         update=lambda options, step: True,
         runs_for=lambda options: [],
@@ -152,8 +149,7 @@ def test_a_step_with_another_learning_rate_is_repeated_if_the_kernels_take_it(is
         has_live=False,
         has_options=True,
     )
-    backend = backends.choose(torch.device("cpu"), "numba")._replace(join=joined)
-    plan, params, steps = made([torch.ones(3)], states, backend=backend)
+    plan, params, steps = made([torch.ones(3)], states, backend=joining(ran))
     evaluate_with(plan, kernel)
     _, tensors = plan.snapshot.compare(params, states)
     for revision in (1, 1, 2, 3):
