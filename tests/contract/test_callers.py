@@ -28,16 +28,8 @@ def called_from(module, function, probe):
     [
         (wrappers.zero_creates_optimizer, ZERO, "_init_local_optimizer"),
         (wrappers.checkpoint_creates_states, CHECKPOINT, "_init_optim_state"),
-        (
-            wrappers.lightning_asks_about_unscaling,
-            "lightning_fabric.plugins.precision.amp",
-            "_optimizer_handles_unscaling",
-        ),
-        (
-            wrappers.lightning_asks_about_unscaling,
-            "lightning.fabric.plugins.precision.amp",
-            "_optimizer_handles_unscaling",
-        ),
+        (wrappers.lightning_asks_about_unscaling, "lightning_fabric.plugins.precision.amp", UNSCALING),
+        (wrappers.lightning_asks_about_unscaling, "lightning.fabric.plugins.precision.amp", UNSCALING),
     ],
 )
 def test_a_probe_knows_its_function(probe, module, function):

@@ -7,6 +7,7 @@ import torch
 
 import fusedadam
 from fusedadam import ascend
+from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import OPTIONS, State
 from fusedadam.optimizers.adamw import adam
@@ -16,7 +17,7 @@ CLASSES += [ascend.NpuFusedAdamW, ascend.NpuFusedAdamP, ascend.NpuFusedBertAdam,
 
 
 @pytest.mark.filterwarnings("ignore:NpuFusedBertAdam. b2")
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", [*CLASSES, *(entry.cls for entry in CATALOG.values())])
 def test_every_option_of_a_signature_has_a_check(cls):
     assert {*cls([torch.nn.Parameter(torch.ones(1))]).defaults} <= {*cls.options}
 

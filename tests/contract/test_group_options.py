@@ -28,6 +28,7 @@ BAD = {
     "b1": [1.0, "0.9"],
     "eps": [-1e-8, "1e-8"],
     "e": [-1e-8],
+    "peak_lr": [0, -1.0, math.inf, math.nan, True, "1e-3", torch.ones(2)],
     "max_grad_norm": ["1", math.nan, -2.0],
     "amsgrad": ["yes", 1],
     "maximize": [1, "no"],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
 import subprocess
 import sys
@@ -61,13 +59,6 @@ def test_every_device_and_backend_is_named():
     optimizer = fusedadam.AdamW(groups)
     groups[1]["params"].append(torch.nn.Parameter(torch.ones(2, device="meta")))
     assert last_lines(optimizer)[0] == "Device: cpu (served by eager and numba), meta (served by eager)"
-
-
-def test_copies_and_pickles_say_the_same():
-    optimizer = stepped(fusedadam.EmaAdamW)
-    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert repr(other) == repr(optimizer)
-        assert "ema_params" in other.memory_summary()
 
 
 def test_asking_neither_imports_a_backend_nor_warns():

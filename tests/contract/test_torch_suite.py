@@ -97,15 +97,6 @@ def test_state_dict_hooks_run_and_a_later_one_may_replace_what_is_returned(name)
 
 
 @CLASSES
-def test_a_state_dict_hook_may_write_an_entry_that_belongs_to_no_parameter(name):
-    optimizer = train(make(name), 1)
-    optimizer.register_state_dict_pre_hook(lambda one: one.state.update(test=1))
-    saved = optimizer.state_dict()
-    assert saved["state"]["test"] == 1
-    assert saved["state"].keys() == {0, 1, 2, 3, "test"}
-
-
-@CLASSES
 def test_loading_hooks_run_in_their_order_around_the_load(name):
     source, optimizer, calls = train(make(name, lr=0.1), 2), make(name, lr=0.5), []
     before = everything(optimizer)

@@ -35,16 +35,20 @@ def unscaled_by_hand(optimizer, scale=SCALE):
     return [(p.grad.to(wide[p.dtype == F64]) / scale).to(p.grad.dtype) for p in params_of(optimizer)]
 
 
+def assert_unscaled(optimizer, step, scale=SCALE, device="cpu"):
+    set_grads(params_of(optimizer), step)
+    expected = unscaled_by_hand(optimizer, scale)
+    scaled(optimizer, scale, device=device)
+    assert_same(grads_of(optimizer), expected)
+
+
 @EVERY
 @pytest.mark.parametrize("dtypes", [(F32,), (F16, BF16), (F64, F32)], ids=str)
 def test_gradients_are_divided_by_the_scale(make, dtypes):
     """In the first step, in later ones, and with a scale that is no power of two."""
     optimizer = make(leaves(dtypes=dtypes))
     for step, scale in enumerate((SCALE, SCALE, 3.0)):
-        set_grads(params_of(optimizer), step)
-        expected = unscaled_by_hand(optimizer, scale)
-        scaled(optimizer, scale)
-        assert_same(grads_of(optimizer), expected)
+        assert_unscaled(optimizer, step, scale)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -54,10 +58,7 @@ def test_on_every_backend(place, name):
     dtypes = (F32, BF16) if device == "cpu" else (F32, BF16, F16)
     optimizer = MAKERS[name](leaves([(3, 300), (1030,), (5, 4)], dtypes, device=device), backend=backend)
     for step in range(2):
-        set_grads(params_of(optimizer), step)
-        expected = unscaled_by_hand(optimizer)
-        scaled(optimizer, device=device)
-        assert_same(grads_of(optimizer), expected)
+        assert_unscaled(optimizer, step, device=device)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
@@ -146,10 +147,7 @@ def test_zeros_without_memory_stay_zeros():
 def test_with_storage_formats(storage):
     optimizer = fusedadam.AdamW(leaves([(64, 64), (33,)], [BF16]), storage=storage)
     for step in range(3):
-        set_grads(params_of(optimizer), step)
-        expected = unscaled_by_hand(optimizer)
-        scaled(optimizer)
-        assert_same(grads_of(optimizer), expected)
+        assert_unscaled(optimizer, step)
 
 
 def test_autograd_sees_that_they_were_written():

@@ -13,8 +13,8 @@ def model(dtype=torch.bfloat16):
     return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 64)).to(dtype)
 
 
-@pytest.mark.parametrize("storage", ["exact", "16bit"])
-def test_float32_weights_are_set_and_given_back_without_loss(storage):
+@pytest.mark.parametrize("storage", ["exact", "16bit", "8bit"])
+def test_float32_weights_are_set_and_given_back_without_loss_but_for_what_24_bits_do_not_hold(storage):
     exact, trained = model(torch.float32), model()
     optimizer = AdamW(trained.parameters(), storage=storage)
     optimizer.load_float32_state_dict(trained, exact.state_dict())
@@ -22,20 +22,16 @@ def test_float32_weights_are_set_and_given_back_without_loss(storage):
         k: v.dtype for k, v in model().state_dict().items()
     }
     back = optimizer.float32_state_dict(trained)
-    assert all(torch.equal(back[name], value) for name, value in exact.state_dict().items() if "running" not in name)
+    for name, value in exact.state_dict().items():
+        if storage == "8bit" and value.dim() == 2:
+            assert torch.allclose(back[name], value, rtol=2.0**-16, atol=0)
+        elif "running" not in name:
+            assert torch.equal(back[name], value)
     for param in trained.parameters():
         param.grad = torch.ones_like(param)
     optimizer.step()
     moved = optimizer.float32_state_dict(trained)["0.weight"] - back["0.weight"]
     assert moved.abs().max() < 2e-3
-
-
-def test_eight_bits_lose_only_what_24_do_not_hold():
-    exact, trained = model(torch.float32), model()
-    optimizer = AdamW(trained.parameters(), storage="8bit")
-    optimizer.load_float32_state_dict(trained, exact.state_dict())
-    back = optimizer.float32_state_dict(trained)["0.weight"]
-    assert torch.allclose(back, exact[0].weight, rtol=2.0**-16, atol=0)
 
 
 def test_another_model_is_refused():

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 import fusedadam
-from tests.contract.common import MAKERS, leaves, train
+from tests.contract.common import MAKERS, leaves, params_of, train
 from tests.support import BF16, F32
 
 CLASSES = pytest.mark.parametrize("cls", [fusedadam.AdamW, fusedadam.Adam, fusedadam.EmaAdamW])
@@ -44,32 +44,24 @@ def test_a_dead_gradient_is_not_kept_alive(cls, backend, layout):
         assert all(ref.expired() for ref in watched)
 
 
+def storages(optimizer):
+    held = [t for p in params_of(optimizer) for t in (p, p.grad, *optimizer.state[p].values())]
+    return [StorageWeakRef(t.untyped_storage()) for t in held]
+
+
 @CLASSES
 @BACKENDS
-def test_replaced_parameters_and_states_are_not_kept_alive(cls, backend):
-    params = leaves(SMALL)
-    optimizer = cls(params, backend=backend)
-    train(optimizer, 2)
-    held = [t for p in params for t in (p, *optimizer.state[p].values())]
-    watched = [StorageWeakRef(t.untyped_storage()) for t in held]
-    for p in params:
+def test_what_is_replaced_is_not_kept_alive_and_a_dropped_optimizer_takes_everything_with_it(cls, backend):
+    optimizer = train(cls(leaves(SMALL), backend=backend), 2)
+    watched = storages(optimizer)
+    for p in params_of(optimizer):
         p.data = p.data.clone()
     for state in optimizer.state.values():
         state.update({name: value.clone() for name, value in state.items()})
-    del held, state
     train(optimizer, 1)
     assert all(ref.expired() for ref in watched)
-
-
-@CLASSES
-@BACKENDS
-def test_a_dropped_optimizer_takes_everything_with_it(cls, backend):
-    params = leaves(SMALL)
-    optimizer = cls(params, backend=backend)
-    train(optimizer, 2)
-    held = [t for p in params for t in (p, p.grad, *optimizer.state[p].values())]
-    watched = [StorageWeakRef(t.untyped_storage()) for t in held]
-    del held, params, optimizer
+    watched = storages(optimizer)
+    del p, state, optimizer
     gc.collect()
     assert all(ref.expired() for ref in watched)
 

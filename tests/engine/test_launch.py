@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fusedadam import backends
-from fusedadam.engine.launch import Amp, Launches, norm_of
+from fusedadam.engine.launch import Launches, norm_of
 from fusedadam.engine.member import Member
 from fusedadam.optimizers.adamw import adam
 
@@ -32,32 +32,11 @@ def test_groups_share_a_launch_and_dtypes_flags_and_backends_do_not():
     assert len(Launches([member(), member(backend="eager")])) == 2
 
 
-@pytest.mark.parametrize("backend", ["numba", "eager"])
-def test_layouts_that_kernels_cannot_walk_are_copied_and_written_back(backend):
-    plain, strided = member(backend=backend), member(backend=backend, layout=lambda t: t[:, ::2])
-    launches, roles = prepared(plain, strided)
-    launches.execute(roles)
-    assert torch.equal(roles[1]["param"], roles[0]["param"][:, ::2])
-    assert not torch.equal(roles[0]["param"], torch.ones(4, 6))
-
-
 def test_it_counts_when_nothing_can_fail_anymore_and_before_the_first_write():
     launches, roles = prepared(member())
     seen = []
     launches.execute(roles, count=lambda: seen.append(roles[0]["param"].clone()))
     assert torch.equal(seen[0], torch.ones(4, 6))
-
-
-@pytest.mark.parametrize("backend", ["numba", "eager"])
-def test_an_infinity_stops_it_and_a_scale_divides(backend):
-    plain, (expected,) = prepared(member(backend=backend))
-    plain.execute([expected])
-    launches, roles = prepared(member(backend=backend))
-    launches.execute(roles, Amp(found_inf=torch.ones(1)))
-    assert torch.equal(roles[0]["param"], torch.ones(4, 6))
-    roles[0]["grad"].mul_(8)
-    launches.execute(roles, Amp(grad_scale=torch.tensor(8.0), found_inf=torch.zeros(1)))
-    assert torch.equal(roles[0]["param"], expected["param"])
 
 
 def test_a_norm_is_over_all_launches():

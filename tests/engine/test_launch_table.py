@@ -1,7 +1,6 @@
 """Members as a table of words: what is in which row, and what is sent."""
 
 import ctypes
-import weakref
 
 import numpy as np
 import torch
@@ -52,12 +51,3 @@ def test_layouts_that_kernels_cannot_walk_are_copied():
     assert table((4, 6))[0].copied == []
     own, _ = table((4, 6), layout=lambda t: t[:, ::2])
     assert {role for role, _ in own.copied} == {"param", "grad", "exp_avg", "exp_avg_sq"}
-
-
-def test_it_keeps_no_tensor_alive():
-
-    own, roles = table((3,), layout=lambda t: t)
-    dead = [weakref.ref(t) for t in roles[0].values()]
-    roles.clear()
-    assert [ref() for ref in dead] == [None] * 4
-    assert own.sizes.tolist() == [3]
