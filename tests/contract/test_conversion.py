@@ -264,18 +264,6 @@ def test_apexs_goes_on(decoupled, count):
     assert "step" not in ours.param_groups[0]
 
 
-@SILENT
-def test_apexs_without_bias_correction_goes_on_in_ema_adamw():
-    """As the migration guide says."""
-    original = train(Hands(EmaAdamByHand, **EPS, bias_correction=False), DONE)
-    for hand in original.hands:
-        del hand.s
-    given = by_group(original.hands, DONE, **EPS, bias_correction=False)
-    for hand in original.hands:
-        hand.s = hand.p
-    goes_on(original, given, fusedadam.EmaAdamW)
-
-
 def test_a_groups_count_comes_after_the_parameters_own():
     given = train(fusedadam.AdamW(leaves()), 2).state_dict()
     given["param_groups"][0]["step"] = 17

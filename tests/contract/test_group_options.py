@@ -44,6 +44,7 @@ BAD = {
     "state_dtype": [torch.int8, "float32"],
     "ema_dtype": [torch.int8],
     "capturable": ["yes"],
+    "differentiable": [True],
     "foreach": ["yes"],
 }
 

@@ -214,32 +214,6 @@ def test_how_parameters_are_grouped_changes_no_bit(make):
 # parameters
 
 
-@EVERY
-def test_what_a_step_cannot_do_is_refused_with_torchs_error_and_nothing_is_done(make):
-    """Sparse gradients, and a step that could be differentiated."""
-    optimizer = train(make(leaves()), 1)
-    params_of(optimizer)[1].grad = torch.ones(7).to_sparse()
-    before = [p.detach().clone() for p in params_of(optimizer)]
-    with pytest.raises(RuntimeError, match="sparse"):
-        optimizer.step()
-    assert_same([p.detach() for p in params_of(optimizer)], before)
-    assert all(state["step"] == 1 for state in optimizer.state.values())
-    with pytest.raises(RuntimeError, match="differentiable"):
-        make(leaves(), differentiable=True)
-    optimizer.param_groups[0]["differentiable"] = True
-    with pytest.raises(RuntimeError, match="differentiable"):
-        train(optimizer, 1)
-
-
-def test_torch_refuses_sparse_gradients_and_differentiable_fused_steps_with_these_errors():
-    param = torch.nn.Parameter(torch.ones(7))
-    param.grad = torch.ones(7).to_sparse()
-    with pytest.raises(RuntimeError, match="sparse"):
-        torch.optim.AdamW([param]).step()
-    with pytest.raises(RuntimeError, match="differentiable"):
-        torch.optim.AdamW([param], fused=True, differentiable=True)
-
-
 @pytest.mark.parametrize("gradient", ["stays", "goes"])
 def test_a_parameter_that_is_frozen_later_does_what_it_does_in_torch(gradient):
     """Whether it requires a gradient is not asked: only whether it has one."""

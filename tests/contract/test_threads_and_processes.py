@@ -184,11 +184,12 @@ def run(script, *arguments, timeout=300, **environment):
 
 
 KILLED = """
-import hashlib, os, random, signal, sys, time, torch
+import os, random, signal, sys, time, torch
 sys.path.insert(0, {root!r})
 import fusedadam
 from tests.contract.common import leaves, params_of, tensors
 from tests.contract.common import train as steps
+from tests.contract.test_threads_and_processes import digest
 
 torch.set_num_threads(1)
 folder, kills, total = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -207,12 +208,6 @@ def train(optimizer, scheduler, start, save):
         scheduler.step()
         save(optimizer, scheduler, step + 1)
     return digest(optimizer)
-
-
-def digest(optimizer):
-    params, states = tensors(optimizer)
-    held = [*params, *(t for state in states for _, t in sorted(state.items()))]
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in held)).hexdigest()
 
 
 def checkpoint(optimizer, scheduler, done):

@@ -1,4 +1,4 @@
-"""BertAdam: norms that switch clipping off, and whose norm its flags mean."""
+"""BertAdam: norms that switch clipping off, and whose norm its flags mean. Results are in tests/meaning."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import pytest
 
 import fusedadam
 from fusedadam.optimizers.bert_adam import CLIPS
-from tests.contract.common import assert_same, leaves, train
-
-
-def test_bert_adam_without_clipping():
-    for off in (0, -1, None):
-        optimizer = fusedadam.BertAdam(leaves(), max_grad_norm=off)
-        (stage,) = optimizer.rule.specialize(dict.fromkeys(optimizer.rule.flags, False)).stages
-        assert_same(train(optimizer, 2), train(fusedadam.BertAdam(leaves(), max_grad_norm=1e30), 2))
-        assert not stage.sums
+from tests.contract.common import leaves
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -23,3 +15,9 @@ def test_one_flag_at_most_says_whose_norm_is_taken(clip, max_grad_norm):
     (group,) = fusedadam.BertAdam(leaves(), clip=clip, max_grad_norm=max_grad_norm).param_groups
     chosen = [whose for whose in CLIPS if fusedadam.BertAdam.value(group, f"clip_{whose}")]
     assert chosen == ([clip] if max_grad_norm == 1 else [])
+
+
+def test_without_clipping_nothing_is_summed():
+    rule = fusedadam.BertAdam.rule
+    (stage,) = rule.specialize(dict.fromkeys(rule.flags, False)).stages
+    assert not stage.sums
