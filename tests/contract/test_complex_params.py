@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pickle
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 import fusedadam
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.in_backward import step_in_backward
-from tests.meaning.test_complex import C64, C128, TAKING, leaves, numbers, train
+from tests.meaning.test_complex import C64, C128, TAKING, numbers, train
 
 REFUSING = sorted(
     name
@@ -117,18 +116,6 @@ def test_memory_summary_counts_them_and_says_why_they_are_wide():
     assert "Storage: 24.00 bytes a parameter" in text
     assert "1 parameter of 8,192 elements is kept exactly: complex" in text
     assert "complex64" in text
-
-
-@pytest.mark.parametrize("name", TAKING)
-def test_copies_go_on_like_the_original(name):
-    optimizer = getattr(fusedadam, name)(leaves(C64), lr=0.1)
-    train(optimizer, 2)
-    copies = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
-    loaded = getattr(fusedadam, name)([p.detach().clone().requires_grad_() for p in train(optimizer, 0)], lr=0.1)
-    loaded.load_state_dict(optimizer.state_dict())
-    expected = train(optimizer, 2, start=2)
-    for other in [*copies, loaded]:
-        assert all(map(torch.equal, train(other, 2, start=2), expected))
 
 
 def test_a_state_dict_of_real_numbers_is_refused():

@@ -27,6 +27,14 @@ def train(net, optimizer, steps, seed=0):
         optimizer.step()
 
 
+def trained(make, steps, net=None, **options):
+    """A model and its optimizer after some steps."""
+    net = model() if net is None else net
+    optimizer = make(net.parameters(), **options)
+    train(net, optimizer, steps)
+    return net, optimizer
+
+
 def contents(net, optimizer):
     return [{"param": p.detach(), **optimizer.state[p]} for p in net.parameters()]
 
@@ -46,9 +54,7 @@ def test_a_changed_storage_and_a_loaded_state_dict_give_the_same(before, after, 
     """From 8 bits to None, states of bfloat16 parameters became bfloat16 in one way, and float32 in the other."""
     if dtype == torch.float16 and "exact" in (before, after):
         pytest.skip("float16 has no exact storage")
-    net = model(dtype)
-    optimizer = make(net.parameters(), storage=before, backend="eager")
-    train(net, optimizer, 2)
+    net, optimizer = trained(make, 2, net=model(dtype), storage=before, backend="eager")
     other = copy.deepcopy(net)
     loading = make(other.parameters(), storage=after, backend="eager")
     loading.load_state_dict(optimizer.state_dict())
@@ -73,9 +79,7 @@ def test_a_changed_storage_and_a_loaded_state_dict_give_the_same(before, after, 
 
 @pytest.mark.filterwarnings("ignore:the state dict has param_low")
 def test_a_dtype_that_is_asked_for_is_what_8_bits_become():
-    net = model()
-    optimizer = EmaAdamW(net.parameters(), storage="8bit", backend="eager")
-    train(net, optimizer, 2)
+    net, optimizer = trained(EmaAdamW, 2, storage="8bit", backend="eager")
     other = copy.deepcopy(net)
     loading = EmaAdamW(other.parameters(), backend="eager")
     given = optimizer.state_dict()
@@ -104,8 +108,7 @@ def test_a_deepcopy_of_a_parameter_with_gaps_goes_on_to_the_bit(gapped, storage)
     """The copy has no gaps: it was eligible for 8 bits where the original was not."""
     net = torch.nn.Module()
     net.weight = torch.nn.Parameter(gapped(torch.randn(128, 64, generator=torch.Generator().manual_seed(0)).bfloat16()))
-    optimizer = AdamW(net.parameters(), storage=storage)
-    train(net, optimizer, 2)
+    _, optimizer = trained(AdamW, 2, net, storage=storage)
     copied, its = copy.deepcopy((net, optimizer))
     for _ in range(3):
         for each, of in ((net, optimizer), (copied, its)):
@@ -124,9 +127,7 @@ def test_a_deepcopy_of_a_parameter_with_gaps_goes_on_to_the_bit(gapped, storage)
     ],
 )
 def test_codes_that_do_not_fit_are_refused_and_nothing_is_loaded(change, match):
-    net = model()
-    optimizer = AdamW(net.parameters(), storage="8bit")
-    train(net, optimizer, 1)
+    net, optimizer = trained(AdamW, 1, storage="8bit")
     before = copy.deepcopy(contents(net, optimizer))
     state_dict = copy.deepcopy(optimizer.state_dict())
     change(state_dict["state"][0])
@@ -136,9 +137,7 @@ def test_codes_that_do_not_fit_are_refused_and_nothing_is_loaded(change, match):
 
 
 def test_negative_second_moments_are_refused():
-    net = model()
-    optimizer = AdamW(net.parameters())
-    train(net, optimizer, 1)
+    net, optimizer = trained(AdamW, 1)
     state_dict = optimizer.state_dict()
     state_dict["state"][0]["exp_avg_sq"] = -torch.ones_like(state_dict["state"][0]["exp_avg_sq"])
     with pytest.raises(ValueError, match="negative values in 'exp_avg_sq'"):
@@ -164,9 +163,7 @@ def test_low_bits_stay_when_states_are_loaded_after_weights(storage):
 @pytest.mark.parametrize("make", [AdamW, EmaAdamW])
 def test_low_bits_stay_when_a_state_dict_has_no_entry_for_their_weight(make, entries, storage):
     """They were dropped, and the weights with them jumped to the nearest bfloat16."""
-    net = model()
-    optimizer = make(net.parameters(), storage=storage)
-    train(net, optimizer, 2)
+    net, optimizer = trained(make, 2, storage=storage)
     given = copy.deepcopy(make(net.parameters()).state_dict())
     if entries != "none":
         given["state"][1] = AdamW.widen_state_dict(optimizer.state_dict())["state"][1] if entries == "one" else {}
@@ -190,9 +187,7 @@ def test_low_bits_stay_when_a_state_dict_has_no_entry_for_their_weight(make, ent
 @pytest.mark.parametrize("storage", PRESETS)
 @pytest.mark.parametrize("write", ["copy_", "data", "zero_", "infinite"])
 def test_a_weight_that_someone_else_writes_stays_a_number(storage, write):
-    net = model()
-    optimizer = AdamW(net.parameters(), storage=storage, lr=1e-3)
-    train(net, optimizer, 3)
+    net, optimizer = trained(AdamW, 3, storage=storage, lr=1e-3)
     weight = net[0].weight
     with torch.no_grad():
         if write == "zero_":
@@ -211,9 +206,7 @@ def test_a_weight_that_someone_else_writes_stays_a_number(storage, write):
 
 @pytest.mark.parametrize("storage", PRESETS)
 def test_averages_are_put_in_and_taken_out_exactly(storage):
-    net = model()
-    optimizer = EmaAdamW(net.parameters(), storage=storage, ema_decay=0.5)
-    train(net, optimizer, 3)
+    net, optimizer = trained(EmaAdamW, 3, storage=storage, ema_decay=0.5)
     before = copy.deepcopy(contents(net, optimizer))
     with optimizer.ema_weights():
         averaged = [p.detach().clone() for p in net.parameters()]
@@ -291,8 +284,7 @@ def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
 def test_low_bits_do_not_outlive_their_weight(storage):
     """A model that becomes float32 takes them in."""
     net = torch.nn.Linear(64, 64, bias=False).bfloat16()
-    optimizer = EmaAdamW(net.parameters(), storage=storage, weight_decay=0.0)
-    train(net, optimizer, 3)
+    _, optimizer = trained(EmaAdamW, 3, net, storage=storage, weight_decay=0.0)
     whole = optimizer.float32_state_dict(net)["weight"]
     wide = copy.deepcopy((net, optimizer))
     for dtype in (torch.float32, torch.float64):
@@ -317,8 +309,7 @@ def test_float32_weights_that_the_model_refuses_change_nothing(kept, steps):
     """torch loads what fits before it raises, and low bits of weights that were not loaded were gone."""
     net = torch.nn.Sequential(*model(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)).bfloat16()
     net[3].float()
-    optimizer = EmaAdamW(net.parameters(), storage=kept)
-    train(net, optimizer, steps)
+    _, optimizer = trained(EmaAdamW, steps, net, storage=kept)
     before = copy.deepcopy((net.state_dict(), contents(net, optimizer)))
     whole = {name: torch.full(value.shape, 1 / 3) for name, value in net.state_dict().items()}
     refused = {

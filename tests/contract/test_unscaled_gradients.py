@@ -91,20 +91,6 @@ def test_on_infinity_and_without_a_scale_they_stay(make):
     assert [grad._version for grad in grads_of(optimizer)] == versions, "a plain step only reads gradients"
 
 
-def test_gradients_accumulate_over_steps_as_in_torch():
-    """A loop that does not zero gradients adds scaled ones to what the last step left."""
-    results = []
-    for make, options in ((fusedadam.AdamW, {}), (torch.optim.AdamW, {"fused": True})):
-        (param,) = leaves([(6, 4)])
-        optimizer, scaler = make([param], lr=1e-2, **options), scaler_of(4.0)
-        for _ in range(3):
-            scaler.scale(param.square().sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        results.append([param.detach(), param.grad])
-    assert_same(*results, rtol=1e-6, atol=1e-7)
-
-
 LAYOUTS = {
     "transposed": lambda g: g.t().contiguous().t(),
     "with gaps": lambda g: torch.stack([g, g + 1], dim=-1)[..., 0],
@@ -228,13 +214,3 @@ def test_float64_gradients_keep_their_bits(backend, layout):
         expected = param.grad / (1 if found_inf else scale)
         scaled(optimizer, scale, found_inf)
         assert torch.equal(param.grad, expected)
-
-
-def test_interleaved_gradients_do_not_share_memory():
-    first, second = params = leaves([(8,), (8,)])
-    optimizer, buffer = fusedadam.AdamW(params), torch.full((8, 2), SCALE)
-    for _ in range(2):
-        first.grad, second.grad = buffer[:, 0], buffer[:, 1]
-        buffer.fill_(SCALE)
-        scaled(optimizer)
-        assert torch.equal(buffer, torch.ones(8, 2))
