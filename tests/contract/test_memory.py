@@ -45,12 +45,6 @@ def test_repr_says_device_backend_and_bytes_of_state():
     assert repr(optimizer).startswith(torch.optim.Optimizer.__repr__(optimizer).removesuffix(")"))
 
 
-def test_before_the_first_step_there_is_no_state():
-    optimizer = fusedadam.AdamP([torch.nn.Parameter(torch.ones(2))])
-    assert last_lines(optimizer) == ["Device: cpu (served by numba)", "State: none yet", ")"]
-    assert "0 bytes of state" in optimizer.memory_summary()
-
-
 def test_every_device_and_backend_is_named():
     groups = [
         {"params": [torch.nn.Parameter(torch.ones(2))], "backend": "eager"},
