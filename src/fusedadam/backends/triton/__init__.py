@@ -32,7 +32,7 @@ from fusedadam import codegen, compat
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars, StageKernel, joined
 from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
-from fusedadam.engine.launch_table import LaunchTable
+from fusedadam.engine.launch_table import HERE, PARTIAL, LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.formats import FORMATS
 from fusedadam.rules.positions import Position
@@ -73,8 +73,8 @@ NEEDS_TENSORS = False
 WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
-ROW_TILES = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)} | {None: RowTile(1, LANES, 1)}
-FULL_ROWS = RowTile(1, LANES, 1, full=True)  # of the same lengths as the last of these
+SHORT_ROWS = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)}
+LONG_ROWS, FULL_ROWS = RowTile(1, LANES, 1), RowTile(1, LANES, 1, full=True)
 ROWS_OF_ROWS = RowTile(1, LANES, 1, warps=4)  # in float64, whose division and square root take long
 COLUMNS = (RowTile(1, 512, 1, warps=4), RowTile(1, 64, 1))  # wide and narrow blocks of columns, down a segment
 TENSORS = 128  # of a tensor stage, or of scalars, handled at a time
@@ -85,23 +85,16 @@ Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     chunks: Chunks = {}
-    runs: dict[Position, list[Ready | StageKernel]] = {
-        stage.position: [
-            *_stage(table, stage, chunks),
-            *_combine(table, [s for s in stage.sums if table.needs_combining(s)]),
-            *_sum_by_matrix(table, stage.matrix_sums),
-        ]
+    return {
+        stage.position: Queue(table.device, [*_stage(table, stage, chunks), *_finish(table, stage)])
         for stage in table.specialized.stages
     }
 
-    return {position: Queue(table.device, kernels) for position, kernels in runs.items()}
-
 
 def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[StageKernel]:
-    tensors = table.words.shape[1]
     if stage.space == "tensor":
         nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
-        return [_launch(table, stage, nothing, nothing, -(-tensors // TENSORS), (TENSORS,), warps=4)]
+        return [_launch(table, stage, nothing, nothing, -(-len(table) // TENSORS), (TENSORS,), warps=4)]
     if stage.by_columns:
         return _columns(table, stage)
     if not stage.in_segments:
@@ -126,13 +119,12 @@ def _row_tiles(table: LaunchTable, stage: Stage) -> Iterator[tuple[RowTile, Bool
     # sums need more instructions for each byte; of narrow formats there are few bytes on their way at any time
     ahead = bool(stage.sums) and _is_narrow(table, stage)
     left = np.ones(len(table), dtype=bool)
-    for longest, row_tile in ROW_TILES.items():
-        served = left & (table.widths <= longest) if longest else left
-        left = left & ~served
-        full = served & (table.widths % LANES == 0) if longest is None else np.zeros_like(served)
-        yield row_tile, served & ~full
-        if longest is None:
-            yield FULL_ROWS._replace(ahead=ahead), full
+    for longest, row_tile in SHORT_ROWS.items():
+        yield row_tile, left & (table.widths <= longest)
+        left = left & (table.widths > longest)
+    full = left & (table.widths % LANES == 0)
+    yield LONG_ROWS, left & ~full
+    yield FULL_ROWS._replace(ahead=ahead), full
 
 
 def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]:
@@ -183,7 +175,7 @@ def _is_narrow(table: LaunchTable, stage: Stage) -> bool:
 def _launch(
     table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
 ) -> StageKernel:
-    common = (table.on_device, table.on_device.view(torch.float64), table.words.shape[1], tensor, first)
+    common = (table.on_device, table.on_device.view(torch.float64), len(table), tensor, first)
     arguments = (*common, torch.ones(1, device=table.device), torch.zeros(1, device=table.device), *shape)
 
     def compiled(scaled: bool) -> Ready:
@@ -196,57 +188,42 @@ def _launch(
     return StageKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), scale_at=len(common))
 
 
-def _sum_by_matrix(table: LaunchTable, matrix_sums: Sequence[Sum]) -> list[Ready]:
-    launches = []
-    for largest in dict.fromkeys(s.largest for s in matrix_sums):
-        fields = [(table.fields[s.term], table.fields[s.name]) for s in matrix_sums if s.largest == largest]
-        lanes = _lanes(int(table.heights.max(initial=1)))
-        per_program = UPPER_LANES // lanes
-        chunks = table.in_chunks(table.matrices, np.full(len(table), per_program))
-        kind = tl.float32 if table.compute == "f32" else tl.float64
-        tensor, first = _sent(table, *chunks)
-        arguments: tuple[Any, ...] = (table.on_device, len(table), sent(np.array(fields, dtype=np.int64), table.device))
-        arguments += (tensor, first, table.fields["_height"], table.fields["_all_rows"])
-        arguments += (kind, per_program, lanes, _log(lanes), largest)
-        launches.append(Ready(table.device, sums.sum_by_matrix, (len(tensor), len(fields), 1), arguments, 4))
-    return launches
+def _finish(table: LaunchTable, stage: Stage) -> list[Ready]:
+    """A launch for each kind of sum: segments into rows, columns and tensors; the rows of a matrix into one value."""
+    kinds: dict[tuple[str, bool], list[Sum]] = {}
+    for summation in (*filter(table.needs_combining, stage.sums), *stage.matrix_sums):
+        kinds.setdefault((summation.over, summation.largest), []).append(summation)
+    return [_finish_alike(table, alike, *kind) for kind, alike in kinds.items()]
 
 
-def _combine(table: LaunchTable, unfinished: Sequence[Sum]) -> list[Ready]:
-    """A launch for each kind of sum: segments into rows, segments into tensors."""
-    launches = []
-    for kind in dict.fromkeys((s.over, s.largest) for s in unfinished):
-        alike = [s for s in unfinished if (s.over, s.largest) == kind]
-        over, largest = kind
-        result = "_here_" if over == "row" else ""
-        fields = [(table.fields[f"_part_{s.name}"], table.fields[result + s.name]) for s in alike]
-        sum_fields = sent(np.array(fields, dtype=np.int64), table.device)
-        element = alike[0].of == "element"
-        dtype = tl.float32 if element and table.compute == "f32" else tl.float64
-        tensors = table.words.shape[1]
-        if over == "row":
-            lanes = _lanes(int(table.pieces.max()))
-            tensor, first = _sent(table, *table.in_chunks(table.rows, np.full(tensors, UPPER_LANES // lanes)))
-            shape = (dtype, UPPER_LANES // lanes, lanes, _log(lanes), largest)
-            arguments: tuple[Any, ...] = (table.on_device, tensors, sum_fields, tensor, first, table.fields["_rows"])
-            arguments += (table.fields["_pieces"], *shape)
-            launches.append(Ready(table.device, sums.combine_rows, (len(tensor), len(alike), 1), arguments, 4))
-        elif over == "column":
-            lanes = _lanes(int(table.column_segments.max()))
-            per_program = max(1, UPPER_LANES // lanes)
-            counts = table.matrices * table.widths
-            tensor, first = _sent(table, *table.in_chunks(counts, np.full(tensors, per_program)))
-            arguments = (table.on_device, tensors, sum_fields, tensor, first)
-            arguments += tuple(table.fields[name] for name in ("_columns", "_column_segments", "_width"))
-            arguments += (dtype, per_program, lanes, _log(lanes), largest)
-            launches.append(Ready(table.device, sums.combine_columns, (len(tensor), len(alike), 1), arguments, 4))
-        else:
-            lanes = _lanes(int(table.segments[alike[0].of].max()))
-            count_field = table.fields["_segments" if element else "_row_segments"]
-            numbers = table.on_device.view(torch.float64)
-            arguments = (table.on_device, numbers, tensors, sum_fields, count_field, dtype, lanes, _log(lanes), largest)
-            launches.append(Ready(table.device, sums.combine_tensors, (tensors, len(alike), 1), arguments, 4))
-    return launches
+def _finish_alike(table: LaunchTable, alike: Sequence[Sum], over: str, largest: bool) -> Ready:
+    terms = [s.term if over == "matrix" else PARTIAL + s.name for s in alike]
+    results = [HERE + s.name if over == "row" else s.name for s in alike]
+    fields = [(table.fields[term], table.fields[result]) for term, result in zip(terms, results, strict=True)]
+    sum_fields, of = sent(np.array(fields, dtype=np.int64), table.device), alike[0].of
+    in_compute_dtype = of == "element" or over == "matrix"
+    dtype = tl.float32 if in_compute_dtype and table.compute == "f32" else tl.float64
+    if over == "tensor":
+        lanes = _lanes(int(table.segments[of].max()))
+        count_field = table.fields["_segments" if of == "element" else "_row_segments"]
+        numbers = table.on_device.view(torch.float64)
+        arguments: tuple[Any, ...] = (table.on_device, numbers, len(table), sum_fields, count_field)
+        arguments += (dtype, lanes, _log(lanes), largest)
+        return Ready(table.device, sums.combine_tensors, (len(table), len(alike), 1), arguments, warps=4)
+    names: Sequence[str]
+    if over == "row":
+        function, counts, lengths, names = sums.combine_rows, table.rows, table.pieces, ("_rows", "_pieces")
+    elif over == "column":
+        function, counts, lengths = sums.combine_columns, table.matrices * table.widths, table.column_segments
+        names = ("_columns", "_column_segments", "_width")
+    else:
+        function, counts, lengths, names = sums.sum_by_matrix, table.matrices, table.heights, ("_all_rows", "_height")
+    lanes = _lanes(int(lengths.max()))
+    per_program = UPPER_LANES // lanes
+    tensor, first = _sent(table, *table.in_chunks(counts, np.full(len(table), per_program)))
+    arguments = (table.on_device, len(table), sum_fields, tensor, first, *(table.fields[name] for name in names))
+    arguments += (dtype, per_program, lanes, _log(lanes), largest)
+    return Ready(table.device, function, (len(tensor), len(alike), 1), arguments, warps=4)
 
 
 def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Action:

@@ -21,28 +21,39 @@ def added(lanes, terms, LARGEST: tl.constexpr):
     return result
 
 
+@triton.jit
+def address(table, tensors, sum_fields, k, t, KIND: tl.constexpr):
+    """Of the terms (0) or results (1) of this program's sum, for the t-th tensor. ``sum_fields``: both, sum by sum."""
+    return tl.load(table + tl.load(sum_fields + 2 * tl.program_id(1) + k) * tensors + t).to(tl.pointer_type(KIND))
+
+
+@triton.jit
+def row_sums(
+    terms, row, live, count, ROWS: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr
+):
+    """The sums of some rows of ``count`` terms."""
+    lanes = tl.zeros((ROWS, LANES), tl.float64)
+    for begin in range(0, count, LANES):
+        k = begin + tl.arange(0, LANES)[None, :]
+        here = tl.load(terms + row[:, None] * count + k, mask=live[:, None] & (k < count), other=0)
+        lanes = added(lanes, here.to(tl.float64), LARGEST)
+    return fold(lanes, ROWS, LANES, LOG, LARGEST)
+
+
 @triton.jit(do_not_specialize=["tensors", "count_field"])
 def combine_tensors(
-    table,
-    numbers,
-    tensors,
-    sum_fields,
-    count_field,
-    KIND: tl.constexpr,
-    LANES: tl.constexpr,
-    LOG: tl.constexpr,
-    LARGEST: tl.constexpr,
-):
-    """One program a tensor and sum; ``sum_fields``: for each, the fields of its segments' addresses and its result."""
+    table, numbers, tensors, sum_fields, count_field,
+    KIND: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """One program a tensor and sum."""
     t = tl.program_id(0)
-    s = tl.program_id(1)
-    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
+    segments = address(table, tensors, sum_fields, 0, t, KIND)
     count = tl.load(table + count_field * tensors + t)
     lanes = tl.zeros((1, LANES), tl.float64)
     for begin in range(0, count, LANES):
         k = begin + tl.arange(0, LANES)[None, :]
         lanes = added(lanes, tl.load(segments + k, mask=k < count, other=0).to(tl.float64), LARGEST)
-    result = numbers + tl.load(sum_fields + 2 * s + 1) * tensors + t
+    result = numbers + tl.load(sum_fields + 2 * tl.program_id(1) + 1) * tensors + t
     tl.store(result + tl.arange(0, 1), fold(lanes, 1, LANES, LOG, LARGEST))
 
 
@@ -53,18 +64,13 @@ def combine_rows(
 ):  # fmt: skip
     """One program for some rows of a tensor, and a sum."""
     t = tl.load(chunk_tensor + tl.program_id(0))
-    s = tl.program_id(1)
-    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
-    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    segments = address(table, tensors, sum_fields, 0, t, KIND)
+    results = address(table, tensors, sum_fields, 1, t, KIND)
     count = tl.load(table + pieces_field * tensors + t)
     row = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, ROWS)
     live = row < tl.load(table + rows_field * tensors + t)
-    lanes = tl.zeros((ROWS, LANES), tl.float64)
-    for begin in range(0, count, LANES):
-        k = begin + tl.arange(0, LANES)[None, :]
-        terms = tl.load(segments + row[:, None] * count + k, mask=live[:, None] & (k < count), other=0)
-        lanes = added(lanes, terms.to(tl.float64), LARGEST)
-    tl.store(results + row, fold(lanes, ROWS, LANES, LOG, LARGEST).to(KIND), mask=live)
+    result = row_sums(segments, row, live, count, ROWS, LANES, LOG, LARGEST)
+    tl.store(results + row, result.to(KIND), mask=live)
 
 
 @triton.jit(do_not_specialize=["tensors", "columns_field", "segments_field", "width_field"])
@@ -74,9 +80,8 @@ def combine_columns(
 ):  # fmt: skip
     """One program for some columns of a tensor, and a sum."""
     t = tl.load(chunk_tensor + tl.program_id(0))
-    s = tl.program_id(1)
-    segments = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
-    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    segments = address(table, tensors, sum_fields, 0, t, KIND)
+    results = address(table, tensors, sum_fields, 1, t, KIND)
     count = tl.load(table + segments_field * tensors + t)
     width = tl.load(table + width_field * tensors + t)
     column = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, COLUMNS)
@@ -91,25 +96,19 @@ def combine_columns(
     tl.store(results + column, fold(tl.trans(lanes), COLUMNS, LANES, LOG, LARGEST).to(KIND), mask=live)
 
 
-@triton.jit(do_not_specialize=["tensors", "height_field", "rows_field"])
+@triton.jit(do_not_specialize=["tensors", "rows_field", "height_field"])
 def sum_by_matrix(
-    table, tensors, sum_fields, chunk_tensor, chunk_first, height_field, rows_field,
+    table, tensors, sum_fields, chunk_tensor, chunk_first, rows_field, height_field,
     KIND: tl.constexpr, MATRICES: tl.constexpr, LANES: tl.constexpr, LOG: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """One program for some matrices of a tensor, and a sum: over the values of a matrix's rows, for each of them."""
     t = tl.load(chunk_tensor + tl.program_id(0))
-    s = tl.program_id(1)
-    terms = tl.load(table + tl.load(sum_fields + 2 * s) * tensors + t).to(tl.pointer_type(KIND))
-    results = tl.load(table + tl.load(sum_fields + 2 * s + 1) * tensors + t).to(tl.pointer_type(KIND))
+    terms = address(table, tensors, sum_fields, 0, t, KIND)
+    results = address(table, tensors, sum_fields, 1, t, KIND)
     height = tl.load(table + height_field * tensors + t)
     matrix = tl.load(chunk_first + tl.program_id(0)) + tl.arange(0, MATRICES)
     live = matrix * height < tl.load(table + rows_field * tensors + t)
-    lanes = tl.zeros((MATRICES, LANES), tl.float64)
-    for begin in range(0, height, LANES):
-        k = begin + tl.arange(0, LANES)[None, :]
-        here = tl.load(terms + matrix[:, None] * height + k, mask=live[:, None] & (k < height), other=0)
-        lanes = added(lanes, here.to(tl.float64), LARGEST)
-    result = fold(lanes, MATRICES, LANES, LOG, LARGEST).to(KIND)[:, None]
+    result = row_sums(terms, matrix, live, height, MATRICES, LANES, LOG, LARGEST).to(KIND)[:, None]
     for begin in range(0, height, LANES):
         k = begin + tl.arange(0, LANES)[None, :]
         wide = tl.broadcast_to(result, (MATRICES, LANES))
