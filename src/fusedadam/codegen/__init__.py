@@ -52,8 +52,23 @@ if hasattr(os, "register_at_fork"):
 
 def load(title: str, text: str, made_for: str) -> ModuleType:
     """The module with this source; ``title`` begins its name."""
+    name = _name(title, text, made_for)
+    qualified = _qualified(name)
     with _lock:
-        return _load(title, text, made_for)
+        if qualified in sys.modules:
+            return sys.modules[qualified]
+        path = _keep(name, text)
+        lines = text.splitlines(keepends=True)
+        linecache.cache[path] = (len(text), None, lines, path)  # no modification time: the file is never reread
+        module = ModuleType(qualified)
+        module.__file__ = path
+        sys.modules[qualified] = module
+        try:
+            exec(compile(text, path, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[qualified]
+            raise
+        return module
 
 
 def function(title: str, text: str, made_for: str, name: str = "run") -> Function:
@@ -84,7 +99,7 @@ def _function(title: str, text: str, made_for: str, name: str = "run") -> Functi
         if address is not None:
             functions[file] = Function(address, _keep(module, text), was_cached=True)
         else:
-            functions[file] = _compiled(_load(title, text, made_for), name)
+            functions[file] = _compiled(load(title, text, made_for), name)
     return functions[file]
 
 
@@ -106,25 +121,6 @@ def _qualified(name: str) -> str:
 def _keep(name: str, text: str) -> str:
     """The path of the source, for a reader; if it cannot be written, a name that is none."""
     return str(cache_files.keep(f"{name}.py", text.encode()) or f"<{_qualified(name)}>")
-
-
-def _load(title: str, text: str, made_for: str) -> ModuleType:
-    name = _name(title, text, made_for)
-    qualified = _qualified(name)
-    if qualified in sys.modules:
-        return sys.modules[qualified]
-    path = _keep(name, text)
-    lines = text.splitlines(keepends=True)
-    linecache.cache[path] = (len(text), None, lines, path)  # no modification time: the file is never reread
-    module = ModuleType(qualified)
-    module.__file__ = path
-    sys.modules[qualified] = module
-    try:
-        exec(compile(text, path, "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[qualified]
-        raise
-    return module
 
 
 def indented(by: int, lines: Iterable[str]) -> list[str]:
