@@ -39,30 +39,21 @@ BATCHES = 16  # that each thread takes its chunks in, if all threads are equally
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
     if any(_key(table, stage, scaled=False) not in _texts for stage in table.specialized.stages):
         codegen.compile_missing(((f"numba_{title}", text) for title, text in _sources(table)), made_for())
-    stages = {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
-
-    def runner(position: Position) -> Callable[[Sequence[Roles]], None]:
-        visit, combine = stages[position]
-
-        def run_stage(_: Sequence[Roles]) -> None:
-            if table.found_inf is not None and table.found_inf.item() != 0:
-                return
-            visit()
-            if combine is not None:
-                combine()
-
-        return run_stage
-
-    return {position: runner(position) for position in stages}
+    return {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
 
-def _prepare_stage(table: LaunchTable, stage: Stage) -> tuple[Callable[[], None], Callable[[], None] | None]:
-    visit = _tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)
-    source = _sums_source(table, stage)
-    if source is None:
-        return visit, None
-    arguments = np.array([table.words.ctypes.data, table.words.shape[1]], dtype=np.int64)
-    return visit, _call(_compile(*source), arguments, table.words)
+def _prepare_stage(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
+    runs = [_tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)]
+    for source in _sums_source(table, stage):
+        arguments = np.array([table.words.ctypes.data, len(table)], dtype=np.int64)
+        runs.append(_call(_compile(*source), arguments, table.words))
+
+    def run_stage(_: Sequence[Roles]) -> None:
+        if table.found_inf is None or table.found_inf.item() == 0:
+            for run in runs:
+                run()
+
+    return run_stage
 
 
 def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
@@ -77,13 +68,13 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     worth_threads = int(table.counts(stage.space).sum()) >= THREADS_FROM
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
-    numbers = {"tensors": table.words.shape[1], "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
+    numbers = {"tensors": len(table), "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
     numbers["per_block"] = BLOCK
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
     arguments = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
     batch_at, scale_at = kernel.ARGUMENTS.index("batch"), kernel.ARGUMENTS.index("grad_scale")
-    plain = _ready(_compile_stage(table, stage, scaled=False), arguments)
-    scaled = functools.cache(lambda: _ready(_compile_stage(table, stage, scaled=True), arguments))
+    plain = _ready(_compile(*_stage_source(table, stage, scaled=False)), arguments)
+    scaled = functools.cache(lambda: _ready(_compile(*_stage_source(table, stage, scaled=True)), arguments))
     if "grad" in stage.reads:
         table.compile_scaled.append(scaled)
 
@@ -102,9 +93,9 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
 
 
 def _tensor_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
-    values = {"table": table.words.ctypes.data, "tensors": table.words.shape[1]}
+    values = {"table": table.words.ctypes.data, "tensors": len(table)}
     arguments = np.array([values.get(name, 0) for name in kernel.ARGUMENTS], dtype=np.int64)
-    return _call(_compile_stage(table, stage, scaled=False), arguments, table.words)
+    return _call(_compile(*_stage_source(table, stage, scaled=False)), arguments, table.words)
 
 
 def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Callable[[], None]:
@@ -135,17 +126,11 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
     return call_on_threads
 
 
-def _compile_stage(table: LaunchTable, stage: Stage, scaled: bool) -> int:
-    return _compile(*_stage_source(table, stage, scaled))
-
-
 def _sources(table: LaunchTable) -> Iterator[tuple[str, str]]:
     """Titles and texts of all kernels but the trampoline and those for scaled gradients."""
     for stage in table.specialized.stages:
         yield _stage_source(table, stage, scaled=False)
-        sums_source = _sums_source(table, stage)
-        if sums_source is not None:
-            yield sums_source
+        yield from _sums_source(table, stage)
 
 
 def _key(table: LaunchTable, stage: Stage, scaled: bool) -> tuple[Any, ...]:
@@ -164,12 +149,11 @@ def _stage_source(table: LaunchTable, stage: Stage, scaled: bool) -> tuple[str, 
     return table.specialized.rule.name, text
 
 
-def _sums_source(table: LaunchTable, stage: Stage) -> tuple[str, str] | None:
+def _sums_source(table: LaunchTable, stage: Stage) -> Iterator[tuple[str, str]]:
     """The kernel that finishes the sums of a stage, if they need one."""
-    unfinished = [*(s for s in stage.sums if table.needs_combining(s)), *stage.matrix_sums]
-    if not unfinished:
-        return None
-    return f"sums_{table.specialized.rule.name}", sums.combine(unfinished, table.fields, table.formats_of(stage))
+    unfinished = [*filter(table.needs_combining, stage.sums), *stage.matrix_sums]
+    if unfinished:
+        yield f"sums_{table.specialized.rule.name}", sums.combine(unfinished, table.fields, table.formats_of(stage))
 
 
 _texts: dict[tuple[Any, ...], str] = {}  # of kernels
