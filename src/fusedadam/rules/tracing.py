@@ -36,7 +36,7 @@ class Traced:
 
     def __init__(self, op: str, operands: Sequence[Any], on_device: bool, is_count: bool = False) -> None:
         self.op, self.operands = op, tuple(operands)
-        self.on_device, self.is_count, self.is_condition = on_device, is_count, False
+        self.on_device, self.is_count, self.is_condition = on_device, is_count, op in (*COMPARISONS, *JOINS)
 
     @classmethod
     def argument(cls, name: str) -> Traced:
@@ -45,7 +45,7 @@ class Traced:
 
     @classmethod
     def of(cls, op: str, values: Sequence[Any]) -> Traced:
-        """The result of an op or of arithmetic on these values."""
+        """The result of an op, of arithmetic or of a comparison of these values."""
         if op not in ("where", *JOINS):
             _check_are_numbers(values)
         return cls(op, values, any(isinstance(value, Traced) and value.on_device for value in values))
@@ -65,32 +65,29 @@ class Traced:
             _check_are_numbers([a, b])
         return result
 
-    def _with(self, op: str, *operands: Any) -> Traced:
-        return Traced.of(op, operands)
-
     def __neg__(self) -> Traced:
-        return self._with("neg", self)
+        return self.of("neg", [self])
 
     def __pos__(self) -> Traced:
-        return self._with("pos", self)
+        return self.of("pos", [self])
 
     def __truediv__(self, other: Any) -> Traced:
-        return self._with("divide", self, other)
+        return self.of("divide", [self, other])
 
     def __rtruediv__(self, other: Any) -> Traced:
-        return self._with("divide", other, self)
+        return self.of("divide", [other, self])
 
     def __pow__(self, exponent: Any) -> Traced:
         if not (isinstance(exponent, Traced) and exponent.is_count) or self.on_device:
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
-        return self._with("pow", self, exponent)
+        return self.of("pow", [self, exponent])
 
     def __rpow__(self, base: Any) -> Traced:
         if not self.is_count:
             _refuse("`**` other than `beta ** step`", "write x * x, or power(x, y)")
         if isinstance(base, np.generic):  # numpy's numbers, even float64, have powers of their own
             _refuse_constant(base)
-        return self._with("pow", base, self)
+        return self.of("pow", [base, self])
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -130,27 +127,17 @@ class Traced:
 def _record(op: str) -> None:
     """Lets traced scalars do arithmetic, a comparison, or join two comparisons."""
 
-    def arithmetic(self: Traced, other: Any) -> Traced:
-        return self._with(op, self, other)
+    def operate(self: Traced, other: Any) -> Traced:
+        if op in JOINS and not (self.is_condition and isinstance(other, Traced) and other.is_condition):
+            _refuse("`&` and `|` on anything but two comparisons", "write where(condition, a, b)")
+        return Traced.of(op, [self, other])
 
     def reflected(self: Traced, other: Any) -> Traced:
-        return self._with(op, other, self)
+        return Traced.of(op, [other, self])
 
-    def compare(self: Traced, other: Any) -> Traced:
-        result = self._with(op, self, other)
-        result.is_condition = True
-        return result
-
-    def join(self: Traced, other: Any) -> Traced:
-        if not (self.is_condition and isinstance(other, Traced) and other.is_condition):
-            _refuse("`&` and `|` on anything but two comparisons", "write where(condition, a, b)")
-        result = Traced.of(op, [self, other])
-        result.is_condition = True
-        return result
-
+    setattr(Traced, f"__{op}__", operate)
     if op in ARITHMETIC:
         setattr(Traced, f"__r{op}__", reflected)
-    setattr(Traced, f"__{op}__", arithmetic if op in ARITHMETIC else join if op in JOINS else compare)
 
 
 for _op in (*ARITHMETIC, *COMPARISONS, *JOINS):
