@@ -44,21 +44,25 @@ class Function:
         self.tree = tree
         if function.__closure__:
             free = ", ".join(function.__code__.co_freevars)
-            self.fail(tree, f"it closes over {free}; pass what it needs as scalars or use module-level helpers")
+            self.refuse(f"it closes over {free}; pass what it needs as scalars or use module-level helpers")
         if tree.args.vararg or tree.args.kwarg or tree.args.defaults or any(tree.args.kw_defaults):
-            self.fail(tree, "a signature with *args, **kwargs or defaults; name every role, scalar and flag")
+            self.refuse("a signature with *args, **kwargs or defaults; name every role, scalar and flag")
         arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
         written = {a.arg: "Value" if helper else self._annotation(a) for a in arguments}
         self.kinds = {name: "Value" if kind in SPACES else kind for name, kind in written.items()}
         self.spaces = {name: SPACES[kind] for name, kind in written.items() if kind in SPACES}
         body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
         if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
-            self.fail(tree, "the last statement must be `return`")
+            self.refuse("the last statement must be `return`")
         self.body, self.result = body[:-1], body[-1].value
 
     def fail(self, node: ast.AST, why: str) -> NoReturn:
         line = self.first_line + getattr(node, "lineno", 1) - 1
         raise RuleError(f"rule {self.name} ({self.filename}:{line}): {why}")
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """Fails for what has no line of its own."""
+        self.fail(self.tree, sentence)
 
     def _annotation(self, argument: ast.arg) -> str:
         kind = ast.unparse(argument.annotation).split(".")[-1].strip("'\"") if argument.annotation else ""

@@ -85,9 +85,7 @@ def place(lowering: Lowering, body: Sequence[ast.stmt], stored: Sequence[str], r
     reported = {name: placer.current[name] for name in reports if name in placer.current}
     for name, value in reported.items():
         if placer.values[value].space != "tensor":
-            lowering.source.fail(
-                lowering.source.tree, f"`{name}` cannot be reported: it has not one value for each tensor"
-            )
+            lowering.source.refuse(f"`{name}` cannot be reported: it has not one value for each tensor")
     return _as_late_as_possible(placer.needed_for(final, reported))
 
 
@@ -197,10 +195,9 @@ class _Placer:
         """Refuses to store a value by element in a state by row, and the like."""
         space, wanted = self.values[value].space, self.spaces[role]
         if _joined([space, wanted]) != wanted:
-            self.source.fail(
-                self.source.tree,
-                f"the state `{role}` has one value for each {wanted}, and is assigned one for each {space}; sum it "
-                "first",
+            self.source.refuse(
+                f"the state `{role}` has one value for each {wanted}, and is assigned one for each {space}; "
+                "sum it first"
             )
 
     def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:

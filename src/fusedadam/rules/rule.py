@@ -125,23 +125,19 @@ class Rule:
         self._opening = None if opening is None else Function(opening, places="opening_")
         if isinstance(reports, str) or not isinstance(reports, Sequence):
             name = reports if isinstance(reports, str) else "grad_norm"
-            self._function.fail(
-                self._function.tree, f"reports={reports!r} is not a tuple of names; write reports=({name!r},)"
-            )
+            self._function.refuse(f"reports={reports!r} is not a tuple of names; write reports=({name!r},)")
         self.update, self.opening, self.reports, self.name = update, opening, tuple(reports), update.__name__
         self._scalars = _with_step(scalars)
         self.__doc__, self.__wrapped__ = update.__doc__, update
         kinds = self._function.kinds
         self.roles, self.scalar_names, self.flags = (tuple(n for n, k in kinds.items() if k == kind) for kind in KINDS)
         if self.roles[:1] != ("param",) or ("grad" in self.roles and self.roles[1] != "grad"):
-            self._function.fail(self._function.tree, "the first two roles must be `param: Value, grad: Value`")
+            self._function.refuse("the first two roles must be `param: Value, grad: Value`")
         self.returned = self._function.returned_roles(self.roles)
         self.spaces: Mapping[str, str] = self._function.spaces  # what each role has a value for
         for role in self.roles[:2]:
             if role in ("param", "grad") and self.spaces[role] != "element":
-                self._function.fail(
-                    self._function.tree, f"`{role}` has a value for each element; write `{role}: Value`"
-                )
+                self._function.refuse(f"`{role}` has a value for each element; write `{role}: Value`")
         if self._opening is not None:
             self._check_opening(self._opening)
         self._specializations: dict[tuple[tuple[bool, ...], frozenset[str], bool], SpecializedRule] = {}
@@ -163,23 +159,21 @@ class Rule:
         assigned = self._function.assigned
         for role in (role for role in self.roles if role not in ("param", "grad")):
             if role in self.returned and role not in assigned:
-                self._function.fail(self._function.tree, f"`{role}` is returned, but never assigned: is it misspelt?")
+                self._function.refuse(f"`{role}` is returned, but never assigned: is it misspelt?")
             if role in assigned and role not in self.returned:
-                self._function.fail(
-                    self._function.tree, f"the state `{role}` is assigned and not stored; add it to the return"
-                )
+                self._function.refuse(f"the state `{role}` is assigned and not stored; add it to the return")
         for name in self.reports:
             if name not in (assigned if self._opening is None else assigned | self._opening.assigned):
-                self._function.fail(self._function.tree, f"reports has `{name}`, which the rule never assigns")
+                self._function.refuse(f"reports has `{name}`, which the rule never assigns")
 
     def _check_opening(self, opening: Function) -> None:
         for name, kind in opening.kinds.items():
             if self._function.kinds.get(name) != kind:
                 why = f"its opening, {opening.name}, takes `{name}: {kind}`; add it to the arguments of the rule"
-                self._function.fail(self._function.tree, why)
+                self._function.refuse(why)
         others = opening.assigned & {*self._function.kinds} - {"grad"}
         if others or ast.unparse(opening.result) != "grad":
-            opening.fail(opening.tree, "an opening changes the gradient alone, and ends with `return grad`")
+            opening.refuse("an opening changes the gradient alone, and ends with `return grad`")
 
     def _check_scalars(self) -> None:
         """Refuses scalars that would not be the same on a device."""
@@ -187,7 +181,7 @@ class Rule:
             tracing.check(self._scalars, [name for name in self.scalar_names if name not in PARAM_SCALARS])
         except tracing.NotOnBothSides as error:
             name, line = getattr(self._scalars, "__name__", "scalars"), tracing.line_in(self._scalars, error)
-            self._function.fail(self._function.tree, f"its scalars, {name}, {line}: {error}")
+            self._function.refuse(f"its scalars, {name}, {line}: {error}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.opening is None or self._opening is None:
@@ -267,7 +261,7 @@ class Rule:
             for shared in specialized.shared:
                 if self._shared_at.setdefault(shared.name, shared.position) != shared.position:
                     why = f"{specialized.title}: {shared.name} comes in another round here than under other flags"
-                    self._function.fail(self._function.tree, why)
+                    self._function.refuse(why)
             self._specializations[key] = specialized
         return self._specializations[key]
 
