@@ -12,8 +12,6 @@ import torch
 
 from fusedadam.rules.tracing import Traced
 
-__all__ = ["abs", "divide", "maximum", "minimum", "sqrt", "where"]
-
 
 def _for_scalars(op: Callable[..., Any]) -> Callable[..., Any]:
     """Lets an op take traced scalars as well."""

@@ -9,6 +9,8 @@ from fusedadam.rules.ops import group_sum, minimum, sqrt, tensor_sum, total
 if TYPE_CHECKING:
     from fusedadam.rules.rule import Flag, Scalar, Value, Values
 
+__all__ = ["clip_factor", "clipped_by_norm", "group_norm", "maximized_and_clipped", "tensor_norm", "total_norm"]
+
 
 def clip_factor(norm: Value, max_norm: Scalar) -> Value:
     """What gradients of this norm are multiplied by, as in torch.nn.utils.clip_grad_norm_."""

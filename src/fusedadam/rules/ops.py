@@ -30,8 +30,8 @@ import torch
 from fusedadam.rules.arithmetic import abs, divide, maximum, minimum, sqrt, where  # noqa: A004
 from fusedadam.rules.portable import cos, exp, log, power
 
-__all__ = ["abs", "clamp", "cos", "divide", "exp", "group_sum", "largest", "log", "maximum", "minimum", "power"]
-__all__ += ["row_sum", "sign", "sqrt", "sum_last", "sum_second_last", "tensor_sum", "total", "where"]
+__all__ = ["abs", "clamp", "cos", "divide", "exp", "log", "maximum", "minimum", "power", "sign", "sqrt", "where"]
+__all__ += ["group_sum", "largest", "row_sum", "sum_last", "sum_second_last", "tensor_sum", "total"]
 
 
 # made of others: a backend compiles them like the helper functions of a rule

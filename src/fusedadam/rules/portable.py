@@ -20,8 +20,6 @@ import torch
 
 from fusedadam.rules.arithmetic import abs, divide, where  # noqa: A004
 
-__all__ = ["cos", "exp", "log", "power"]
-
 INFINITY, NAN = math.inf, math.nan
 # The first part of each constant has so few bits that its product with an integer below 2**20 is exact.
 LN2 = 0.6931471803691238, 1.9082149292705877e-10
