@@ -101,7 +101,6 @@ class SpecializedRule(Staged):
     rule: Rule
     flags: tuple[tuple[str, bool], ...]
     roles: tuple[str, ...]  # read or written, in the order of the signature
-    inputs: tuple[str, ...]  # roles that are read
     outputs: tuple[str, ...]  # roles that are written
     scalars: tuple[str, ...]
 
@@ -322,7 +321,6 @@ def _specialize(
         rule=owner,
         flags=tuple(flags.items()),
         roles=tuple(r for r in owner.roles if r in read or r in outputs),
-        inputs=tuple(r for r in owner.roles if r in read),
         outputs=tuple(outputs),
         scalars=tuple(s for s in owner.scalar_names if s in asked),
     )
