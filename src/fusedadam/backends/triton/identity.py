@@ -14,8 +14,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from fusedadam.codegen import cache_files
 
@@ -34,10 +32,6 @@ def recall() -> None:
     compute = getattr(module, FUNCTION)
     if not hasattr(compute, "cache_info") or compute.cache_info().currsize:  # unknown to us, or computed already
         return
-    _recall(module, compute)
-
-
-def _recall(module: ModuleType, compute: Any) -> None:
     name = f"triton_{_files_of(Path(str(importlib.import_module('triton').__file__)).parent)}{cache_files.SUFFIX}"
     payload = next(cache_files.load(name), None)
     if payload is None:
@@ -48,7 +42,7 @@ def _recall(module: ModuleType, compute: Any) -> None:
 
 def _files_of(folder: Path) -> str:
     """A hash that changes when Triton is installed or edited."""
-    listed = [(str(path), *_stamp(path)) for path in _files(folder)]
+    listed = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder)]
     return hashlib.sha256(f"{cache_files.FORMAT!r} {sorted(listed)}".encode()).hexdigest()[:24]
 
 
@@ -56,8 +50,3 @@ def _files(folder: Path) -> Iterator[Path]:
     for name in FOLDERS:
         for here, _, files in os.walk(folder / name):
             yield from (Path(here, file) for file in files if file.endswith(SUFFIXES))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
