@@ -16,18 +16,11 @@ from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 from fusedadam.tensors.shards import INDEX_FIELDS
 
 # A kernel is given the address of these: one int64 (or the bits of a float64) each.
+# ``per_block`` is always 32, but a compiler that knew it would unroll the loops over a block and not vectorize them.
 ARGUMENTS = (
-    "table",
-    "tensors",
-    "chunk_tensor",
-    "chunk_first",
-    "chunks",
-    "chunk_size",
-    "batch",
-    "counter",
-    "grad_scale",
-    "per_block",  # always 32, but a compiler that knew it would unroll the loops over a block and not vectorize them
-)
+    "table", "tensors", "chunk_tensor", "chunk_first", "chunks", "chunk_size", "batch", "counter", "grad_scale",
+    "per_block",
+)  # fmt: skip
 VOCABULARY = ("calling", "memory", "ops")  # modules whose names a kernel uses
 IMPORTS = "\n".join(f"from fusedadam.backends.numba.{module} import *" for module in VOCABULARY)
 # Calls a kernel: given the kernel's address and the address of the kernel's own arguments.
@@ -46,12 +39,15 @@ def source(
     title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
     roles: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: gradients are divided by grad_scale,
-    and the last visit that reads them stores them so;
-    ``roles``: all that the rule has."""
+    """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: gradients are divided by grad_scale, and
+    the last visit that reads them stores them so; ``roles``: all that the rule has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     return "\n".join([title, *_Writer(stage, fields, LoadStore(stage, storage, compute, roles), scaled).lines(), ""])
+
+
+def added(lane: str, term: str, largest: bool) -> str:
+    return f"maximum({lane}, {term})" if largest else f"{lane} + {term}"
 
 
 class _Writer:
@@ -296,12 +292,8 @@ class _Writer:
 
     def add(self) -> list[str]:
         """Adds the terms of an element to the lanes at ``_j``."""
-
-        def joined(lane: str, term: str, largest: bool) -> str:
-            return f"maximum({lane}, {term})" if largest else f"{lane} + {term}"
-
         return [
-            f"_put(_lanes_{s.name}, _j, {joined(f'_get(_lanes_{s.name}, _j)', f'_term_{s.name}', s.largest)})"
+            f"_put(_lanes_{s.name}, _j, {added(f'_get(_lanes_{s.name}, _j)', f'_term_{s.name}', s.largest)})"
             for s in self.stage.sums
         ]
 

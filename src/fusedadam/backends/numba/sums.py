@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fusedadam.backends.numba.kernel import IMPORTS
+from fusedadam.backends.numba.kernel import IMPORTS, added
 from fusedadam.codegen import indented
 from fusedadam.rules.stages import Sum
 from fusedadam.rules.sums import UPPER_LANES
@@ -92,11 +92,7 @@ def _sum(term: str, largest: bool) -> list[str]:
         f"for _begin_k in range(0, _count, {UPPER_LANES}):",
         f"    for _j in range(min({UPPER_LANES}, _count - _begin_k)):",
         "        _k = _begin_k + _j",
-        f"        _put(_lanes, _j, {_joined('_get(_lanes, _j)', term, largest)})",
+        f"        _put(_lanes, _j, {added('_get(_lanes, _j)', term, largest)})",
         f"_terms_here = max(1, min(_count, {UPPER_LANES}))",
         f"_sum = {'find_largest' if largest else 'add_up'}(_lanes, 0, _terms_here, {UPPER_LANES}, _get, _put)",
     ]
-
-
-def _joined(a: str, b: str, largest: bool) -> str:
-    return f"maximum({a}, {b})" if largest else f"{a} + {b}"

@@ -21,8 +21,8 @@ def source(
     interpreted: bool, roles: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: with AMP's scale and infinities:
-    gradients are divided by the scale, and the last visit that reads them stores them so;
-    ``roles``: all that the rule has."""
+    gradients are divided by the scale, and the last visit that reads them stores them so; ``roles``: all that the rule
+    has."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     memory = LoadStore(stage, storage, compute, interpreted, roles)
