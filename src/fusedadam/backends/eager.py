@@ -25,7 +25,7 @@ from fusedadam.rules import sums
 from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.rules.sums import COLUMN_SEGMENT
+from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
 from fusedadam.tensors.layout import BLOCK
 
 SLICE = 1 << 20
@@ -81,20 +81,17 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
             store(formats[role], here[role], value, noise)
         if table.grad_scale is not None and stores_grad:
             store(formats["grad"], here["grad"], values["grad"])
-        if stage.by_columns:
-            for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
-                terms = term.expand(row.stop - row.start, column.stop - column.start)
+        for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
+            terms = term.expand(row.stop - row.start, column.stop - column.start)
+            if stage.by_columns:
                 height = min(int(table.heights[k]), row.stop - row.start)
                 partial = sums.column_segment_sums(terms.reshape(-1, height, terms.shape[-1]), summation.largest)
                 matrix, segment = _in_matrices(table, k, row)
                 _column_segments(table, k, summation)[matrix, segment, column] = partial.to(table.home)
-            return
-        size = sums.SEGMENT["element"]
-        for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
-            pieces = slice(column.start // size, -(-column.stop // size))
-            terms = term.expand(row.stop - row.start, column.stop - column.start)
-            partial = sums.segment_sums(terms, size, summation.largest)
-            _segments(table, k, summation)[row, pieces] = partial.to(table.home)
+            else:
+                pieces = slice(column.start // SEGMENT["element"], -(-column.stop // SEGMENT["element"]))
+                partial = sums.segment_sums(terms, SEGMENT["element"], summation.largest)
+                _segments(table, k, summation)[row, pieces] = partial.to(table.home)
 
     def run(member_roles: Sequence[Roles]) -> None:
         for k, roles in enumerate(member_roles):
@@ -131,7 +128,7 @@ def _lines(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None
     kept, counts = (_row_values if stage.space == "row" else _column_values), table.counts(stage.space)
 
     def run(member_roles: Sequence[Roles]) -> None:
-        for k in range(len(table.sizes)):
+        for k in range(len(table)):
             if counts[k] == 0:
                 continue
 
@@ -145,7 +142,7 @@ def _lines(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None
                 _store_line(at(name), value)
             for summation, term in zip(stage.sums, results[len(stage.writes) :], strict=True):
                 terms = term.expand(1, int(table.all_rows[k]))
-                partial = sums.segment_sums(terms, sums.SEGMENT["row"], summation.largest)
+                partial = sums.segment_sums(terms, SEGMENT["row"], summation.largest)
                 _segments(table, k, summation).copy_(partial[0])
 
     return run
@@ -277,13 +274,12 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
 
 
 def _combine(table: LaunchTable, summation: Sum) -> None:
-    for k in range(len(table.sizes)):
-        if summation.over == "column" and not table.sizes[k]:
-            continue  # nothing here; what other processes have comes with the reduction
+    for k in range(len(table)):
         if summation.over == "column":
-            partial = _column_segments(table, k, summation).transpose(1, 2)
-            result = sums.combine(partial, summation.largest)
-            _column_values(table, k, summation.name).copy_(result.reshape(-1))
+            if table.sizes[k]:  # else nothing is here; what other processes have comes with the reduction
+                partial = _column_segments(table, k, summation).transpose(1, 2)
+                result = sums.combine(partial, summation.largest)
+                _column_values(table, k, summation.name).copy_(result.reshape(-1))
             continue
         partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
         if summation.over == "row":
@@ -293,7 +289,7 @@ def _combine(table: LaunchTable, summation: Sum) -> None:
 
 
 def _sum_by_matrix(table: LaunchTable, summation: Sum) -> None:
-    for k in range(len(table.sizes)):
+    for k in range(len(table)):
         if table.all_rows[k]:
             terms = _row_values(table, k, summation.term).view(-1, int(table.heights[k]))
             result = sums.combine(terms, summation.largest)[:, None].expand_as(terms)
