@@ -63,10 +63,10 @@ def new_tensors(name: str) -> None:
     tensor(f"{name}: a new tensor", torch.empty(0, dtype=torch.float32, device="cpu"))
 
 
-def dtypes_like(param: Tensor, by: str = "element") -> Collection[torch.dtype]:
-    """The dtypes of a parameter, its gradient and its states: if one of them is complex, all are, but for states ``by``
+def dtypes_like(param: Tensor, space: str = "element") -> Collection[torch.dtype]:
+    """The dtypes of a parameter, its gradient and its states: if one of them is complex, all are, but for states by
     tensor."""
-    return COMPLEX_DTYPES if param.is_complex() and by != "tensor" else FORMAT_OF_DTYPE
+    return COMPLEX_DTYPES if param.is_complex() and space != "tensor" else FORMAT_OF_DTYPE
 
 
 def written(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DTYPE) -> None:
@@ -95,9 +95,9 @@ def both_sharded(name: str, value: Any, param: Tensor) -> None:
         )
 
 
-def sharded_as_param(name: str, value: Tensor, param: Tensor, by: str = "element") -> None:
-    """A state's local shard has the elements of its parameter's, or the values ``by`` row and the like."""
-    if not is_sharded_in(by, value, param):
+def sharded_as_param(name: str, value: Tensor, param: Tensor, space: str) -> None:
+    """A state's local shard has the elements of its parameter's, or the values by row and the like."""
+    if not is_sharded_in(space, value, param):
         raise RuntimeError(
             f"{name} is not sharded as its param is; set it with load_state_dict, or with torch.distributed.checkpoint"
         )
