@@ -19,7 +19,7 @@ Under ``TRITON_INTERPRET=1`` the same kernels run on the CPU, slowly: that is ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fusedadam import codegen, compat
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
-from fusedadam.backends.triton.launching import Counting, Queue, Ready, Scalars, StageKernel, joined
+from fusedadam.backends.triton.launching import AmpKernel, Queue, Ready, Scalars, joined
 from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
 from fusedadam.engine.launch_table import HERE, PARTIAL, LaunchTable
 from fusedadam.engine.member import Roles
@@ -80,7 +80,9 @@ COLUMNS = (RowTile(1, 512, 1, warps=4), RowTile(1, 64, 1))  # wide and narrow bl
 TENSORS = 128  # of a tensor stage, or of scalars, handled at a time
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Chunks = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
+Chunks: TypeAlias = dict[tuple[str, RowTile], tuple[Tensor, Tensor]]
+# the tensor and the first element, or segment, of each chunk; what a launch gives besides its arguments; warps
+Visit: TypeAlias = tuple[tuple[Tensor, Tensor], tuple[int, ...], int]
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
@@ -91,24 +93,29 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
     }
 
 
-def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> list[StageKernel]:
+def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> Iterator[AmpKernel]:
+    """The launches of a stage: one, unless tensors are visited in several ways."""
     if stage.space == "tensor":
-        nothing = torch.zeros(1, dtype=torch.int64, device=table.device)
-        return [_launch(table, stage, nothing, nothing, -(-len(table) // TENSORS), (TENSORS,), warps=4)]
-    if stage.by_columns:
-        return _columns(table, stage)
-    if not stage.in_segments:
-        return _straight(table, stage, _tile(table, stage))
-    launches = []
-    for row_tile, served in _row_tiles(table, stage):
-        key = (stage.space, row_tile)  # several stages go by the same chunks
+        nothing = torch.zeros(-(-len(table) // TENSORS), dtype=torch.int64, device=table.device)
+        visits: Iterable[Visit] = [((nothing, nothing), (TENSORS,), 4)]
+    elif stage.by_columns:
+        visits = _columns(table)
+    elif stage.in_segments:
+        visits = _segments(table, stage, chunks)
+    else:
+        visits = _straight(table, stage)
+    for (tensor, first), shape, warps in visits:
+        if len(tensor):
+            yield _launch(table, stage, tensor, first, shape, warps)
+
+
+def _segments(table: LaunchTable, stage: Stage, chunks: Chunks) -> Iterator[Visit]:
+    for tile, served in _row_tiles(table, stage):
+        key = (stage.space, tile)  # several stages go by the same chunks
         if key not in chunks:
-            chunk_sizes = np.full(len(served), row_tile.rows * row_tile.run)
+            chunk_sizes = np.full(len(table), tile.rows * tile.run)
             chunks[key] = _sent(table, *table.chunks(stage, chunk_sizes, only=served))
-        if len(chunks[key][0]):
-            lanes = (row_tile.rows, row_tile.lanes, _log(row_tile.lanes), row_tile.run, row_tile.full, row_tile.ahead)
-            launches.append(_launch(table, stage, *chunks[key], len(chunks[key][0]), lanes, row_tile.warps))
-    return launches
+        yield chunks[key], (tile.rows, tile.lanes, _log(tile.lanes), tile.run, tile.full, tile.ahead), tile.warps
 
 
 def _row_tiles(table: LaunchTable, stage: Stage) -> Iterator[tuple[RowTile, Bools]]:
@@ -127,10 +134,10 @@ def _row_tiles(table: LaunchTable, stage: Stage) -> Iterator[tuple[RowTile, Bool
     yield FULL_ROWS._replace(ahead=ahead), full
 
 
-def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]:
+def _straight(table: LaunchTable, stage: Stage) -> Iterator[Visit]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
-    sizes = table.counts(stage.space)
+    sizes, tile = table.counts(stage.space), _tile(table, stage)
     tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
@@ -138,25 +145,16 @@ def _straight(table: LaunchTable, stage: Stage, tile: Tile) -> list[StageKernel]
     if tail:
         full = sizes // tile.chunk * tile.chunk
         parts = [(tile, full, np.zeros_like(sizes)), (tile._replace(chunk=tile.block), sizes - full, full)]
-    launches = []
     for part, counts, begins in parts:
         tensor, first = table.in_chunks(counts, np.full(len(counts), part.chunk))
-        chunks = _sent(table, tensor, first + begins[tensor])
-        if len(tensor):
-            shape = (part.chunk, part.block, *tail)
-            launches.append(_launch(table, stage, *chunks, len(tensor), shape, part.warps))
-    return launches
+        yield _sent(table, tensor, first + begins[tensor]), (part.chunk, part.block, *tail), part.warps
 
 
-def _columns(table: LaunchTable, stage: Stage) -> list[StageKernel]:
+def _columns(table: LaunchTable) -> Iterator[Visit]:
     """Wide blocks of columns, and narrow ones for tensors that would fill less than half of them."""
-    launches = []
     narrow = table.widths <= COLUMNS[0].lanes // 2
     for tile, served in zip(COLUMNS, (~narrow, narrow), strict=True):
-        tensor, first = table.column_chunks(tile.lanes, only=served)
-        if len(tensor):
-            launches.append(_launch(table, stage, *_sent(table, tensor, first), len(tensor), (tile.lanes,), tile.warps))
-    return launches
+        yield _sent(table, *table.column_chunks(tile.lanes, only=served)), (tile.lanes,), tile.warps
 
 
 def _tile(table: LaunchTable, stage: Stage) -> Tile:
@@ -173,8 +171,8 @@ def _is_narrow(table: LaunchTable, stage: Stage) -> bool:
 
 
 def _launch(
-    table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, programs: int, shape: tuple[int, ...], warps: int
-) -> StageKernel:
+    table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, shape: tuple[int, ...], warps: int
+) -> AmpKernel:
     common = (table.on_device, table.on_device.view(torch.float64), len(table), tensor, first)
     arguments = (*common, torch.ones(1, device=table.device), torch.zeros(1, device=table.device), *shape)
 
@@ -183,9 +181,10 @@ def _launch(
         roles, title = table.specialized.rule.roles, table.specialized.title
         text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles)
         function = _compile(table.specialized.rule.name, text)
-        return Ready(table.device, function, (programs, 1, 1), arguments, warps)
+        return Ready(table.device, function, (len(tensor), 1, 1), arguments, warps)
 
-    return StageKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), scale_at=len(common))
+    amp_at = {"scale": len(common), "inf": len(common) + 1}
+    return AmpKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), amp_at)
 
 
 def _finish(table: LaunchTable, stage: Stage) -> list[Ready]:
@@ -254,7 +253,7 @@ def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
     no_inf = keep_for_graph(torch.zeros(1, device=table.device))
     arguments = (counts, places, len(places), no_inf, TENSORS)
     ready = Ready(table.device, step_counts.count_step, (-(-len(places) // TENSORS), 1, 1), arguments, warps=4)
-    return Counting(table, ready, inf_at=3)
+    return Queue(table.device, [AmpKernel(table, ready, lambda: ready, {"inf": 3})])
 
 
 SCALARS = ScalarKernels(evaluate_scalars, count_steps)

@@ -28,11 +28,8 @@ class DirectKernel:
         self.driver, self.device, self.kernel = driver, device, kernel
         self.word_of, self._words, self._alive = word_of, list(kernel.words), alive
 
-    def __call__(self, changed: Mapping[int, Any] | None = None) -> None:
+    def __call__(self, changed: Mapping[int, Any] = {}) -> None:
         words = self.kernel.words
-        if changed is None:
-            self.driver.launch([self.kernel], self.device)
-            return
         try:
             for place, argument in changed.items():
                 words[self.word_of[place]] = raw(argument)

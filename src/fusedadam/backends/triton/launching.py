@@ -35,40 +35,41 @@ class Ready:
                 self._launch = compiled[grid]
                 self.direct = direct.kernel(device, compiled, grid, arguments)
 
-    def __call__(self, changed: Mapping[int, Any] | None = None) -> None:
+    def __call__(self, changed: Mapping[int, Any] = {}) -> None:
         if self.direct is not None and not direct.has_hooks():
             self.direct(changed)
             return
         if not self._grid[0]:
             return
-        arguments = [a if changed is None else changed.get(k, a) for k, a in enumerate(self._arguments)]
+        arguments = [changed.get(k, a) for k, a in enumerate(self._arguments)]
         if ops.INTERPRETED:
             self._function[self._grid](*arguments)
         else:  # addresses instead of tensors: Triton would look each of them up and have the driver check it
             self._launch(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
 
 
-class StageKernel:
-    """The kernel of a stage, and its twin for scaled gradients, which is compiled when there are some."""
+class AmpKernel:
+    """A kernel, and its twin for steps with a GradScaler, which is compiled when there is one. ``amp_at``: which of the
+    twin's arguments are the scale (``scale``), and whether an infinity was found (``inf``)."""
 
-    def __init__(self, table: LaunchTable, unscaled: Ready, make_scaled: Callable[[], Ready], scale_at: int) -> None:
-        self._table, self.unscaled, self.scaled = table, unscaled, functools.cache(make_scaled)
-        self.amp_at = (scale_at, scale_at + 1)  # the arguments there are the scale, and whether an infinity was found
+    def __init__(
+        self, table: LaunchTable, unscaled: Ready, make_scaled: Callable[[], Ready], amp_at: Mapping[str, int]
+    ) -> None:
+        self._table, self.unscaled, self.scaled, self.amp_at = table, unscaled, functools.cache(make_scaled), amp_at
         table.compile_scaled.append(self.scaled)
 
     def __call__(self) -> None:
-        table = self._table
-        if table.grad_scale is None and table.found_inf is None:
+        given = {"scale": self._table.grad_scale, "inf": self._table.found_inf}
+        if given["scale"] is None and given["inf"] is None:
             self.unscaled()
         else:
-            given = zip(self.amp_at, (table.grad_scale, table.found_inf), strict=True)
-            self.scaled()({place: tensor for place, tensor in given if tensor is not None})
+            self.scaled()({place: given[name] for name, place in self.amp_at.items() if given[name] is not None})
 
 
 class Queue:
     """Kernels that are launched one after the other."""
 
-    def __init__(self, device: torch.device, kernels: Sequence[Ready | StageKernel]) -> None:
+    def __init__(self, device: torch.device, kernels: Sequence[Ready | AmpKernel]) -> None:
         self.device, self.kernels = device, kernels
 
     def __call__(self, _: Any = None, /) -> None:
@@ -76,13 +77,15 @@ class Queue:
             for kernel in self.kernels:
                 kernel()
 
-    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
-        """The kernels, and which of their arguments are the scale and whether there was an infinity."""
+    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, Mapping[str, int]]]:
+        """The kernels, and which of their arguments differ from step to step, by name."""
         for kernel in self.kernels:
-            if is_scaled and isinstance(kernel, StageKernel):
-                yield kernel.scaled(), dict(zip(("scale", "inf"), kernel.amp_at, strict=True))
+            if isinstance(kernel, Ready):
+                yield kernel, {}
+            elif is_scaled:
+                yield kernel.scaled(), kernel.amp_at
             else:
-                yield (kernel.unscaled if isinstance(kernel, StageKernel) else kernel), {}
+                yield kernel.unscaled, {}
 
 
 class Scalars(Queue):
@@ -104,25 +107,10 @@ class Scalars(Queue):
         changed = {} if self._step_at is None else {self._step_at: step}
         changed |= {at: self.passed[name] for name, at in self._passed_at.items()}
         with on(self.device):
-            self._kernel(changed or None)
+            self._kernel(changed)
 
-    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
+    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, Mapping[str, int]]]:
         yield self._kernel, {**({} if self._step_at is None else {"step": self._step_at}), **self._passed_at}
-
-
-class Counting(Queue):
-    """The kernel that counts a step, unless the argument at ``inf_at`` says that there was an infinity."""
-
-    def __init__(self, table: LaunchTable, kernel: Ready, inf_at: int) -> None:
-        super().__init__(table.device, [kernel])
-        self._table, self._kernel, self._inf_at = table, kernel, inf_at
-
-    def __call__(self, _: Any = None, /) -> None:
-        with on(self.device):
-            self._kernel(None if self._table.found_inf is None else {self._inf_at: self._table.found_inf})
-
-    def parts(self, is_scaled: bool) -> Iterator[tuple[Ready, dict[str, int]]]:
-        yield self._kernel, {"inf": self._inf_at} if is_scaled else {}
 
 
 def joined(runs: Sequence[Callable[..., None]], is_scaled: bool) -> Joined | None:
