@@ -8,12 +8,14 @@ A change of the generator shows as a diff of these files:
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fusedadam
 from fusedadam import codegen
+from fusedadam.engine.backend import ScalarLaunch
 from fusedadam.engine.device_scalars import AT_F32, NUMBER
 from fusedadam.engine.launch_table import STEP
 
@@ -80,8 +82,11 @@ def test_the_kernel_for_scalars_is_as_it_was():
     from fusedadam.backends.triton import scalars
 
     rule = fusedadam.AdamW.rule
-    names = rule.specialize({"amsgrad": False, "maximize": False, "decoupled": True, "clipped": False}).scalars
-    program = rule.scalar_program(())
+    specialized = rule.specialize({"amsgrad": False, "maximize": False, "decoupled": True, "clipped": False})
+    names, program = specialized.scalars, rule.scalar_program(())
     kinds = tuple((NUMBER, AT_F32) if name == "lr" else (NUMBER,) for name in program.arguments)
     fields = {name: k for k, name in enumerate((*names, STEP))}
-    assert_as_it_was(scalars.source("adam", program, kinds, names, fields), FOLDER / "adamw_scalars_triton.txt")
+    table = SimpleNamespace(specialized=specialized, scalars=names, fields=fields)
+    counts, members, options = torch.empty(3, 0).unbind()
+    launch = ScalarLaunch(table, program, kinds, counts, members, options)
+    assert_as_it_was(scalars.source(launch), FOLDER / "adamw_scalars_triton.txt")

@@ -236,15 +236,12 @@ def sum_across(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> Ac
 
 def evaluate_scalars(launch: ScalarLaunch) -> EvaluateScalars:
     table, is_hosted = launch.table, launch.counts is None
-    text = scalars.source(
-        table.specialized.rule.name, launch.program, launch.kinds, table.scalars, table.fields, is_hosted, launch.passed
-    )
     count = launch.members.shape[1]
     arguments = (
         table.on_device, table.on_device.view(torch.float64), len(table), 0 if is_hosted else launch.counts,
         launch.members, count, launch.options, launch.options.view(torch.float64), *(0 for _ in launch.passed), TENSORS,
     )  # fmt: skip
-    function = _compile(f"{table.specialized.rule.name}_scalars", text)
+    function = _compile(f"{table.specialized.rule.name}_scalars", scalars.source(launch))
     ready = Ready(table.device, function, (-(-count // TENSORS), 1, 1), arguments, warps=4)
     return Scalars(table.device, ready, 3 if is_hosted else None, range(8, 8 + len(launch.passed)))
 

@@ -6,10 +6,10 @@ Every lane computes the scalars of one member. See ``fusedadam.engine.device_sca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from fusedadam.codegen import indented
-from fusedadam.engine.backend import Kinds
+from fusedadam.engine.backend import ScalarLaunch
 from fusedadam.engine.device_scalars import AT_F32, AT_F64, NUMBER
 from fusedadam.engine.launch_table import STEP
 from fusedadam.rules.counts import LAST, SHIFTS, SIZES
@@ -22,25 +22,17 @@ SYMBOLS = {
 TYPES = {AT_F32: "tl.float32", AT_F64: "tl.float64"}
 
 
-def source(
-    title: str,
-    program: ScalarProgram,
-    kinds: Kinds,
-    scalars: Sequence[str],
-    fields: Mapping[str, int],
-    is_hosted: bool = False,
-    passed: Sequence[tuple[str, int]] = (),
-) -> str:
-    """``kinds``: of each argument; ``scalars``: those that the table has; ``fields``: the table's; ``is_hosted``: all
-    members have the same step, which is an argument; ``passed``: hyper-parameters of groups that are arguments too, as
-    the bits of a float64."""
+def source(launch: ScalarLaunch) -> str:
+    """Where the host counts, all members have the same step, which is an argument. Numbers that are passed are
+    arguments, too, as the bits of a float64."""
+    is_hosted, scalars = launch.counts is None, launch.table.scalars
     counts = "step_number" if is_hosted else "counts"
-    bits = [f"bits_{name}_{group}" for name, group in passed]
+    bits = [f"bits_{name}_{group}" for name, group in launch.passed]
     fixed = ["tensors", *([counts] if is_hosted else []), "count", *bits]
     signature = ["table", "numbers", "tensors", counts, "members", "count", "choices", "choice_numbers"]
     signature += [*(f"{name}: tl.int64" for name in bits), "BLOCK: tl.constexpr"]
     lines = [
-        f"# scalars of {title}: {', '.join(scalars)}",
+        f"# scalars of {launch.table.specialized.rule.name}: {', '.join(scalars)}",
         "import triton",
         "import triton.language as tl",
         "from fusedadam.backends.triton.ops import abs, maximum, minimum, where",
@@ -49,16 +41,14 @@ def source(
         "",
         f"@triton.jit(do_not_specialize={json.dumps(fixed)})",
         f"def run({', '.join(signature)}):",
-        *indented(4, _body(program, kinds, scalars, fields, is_hosted, passed)),
+        *indented(4, _body(launch, is_hosted)),
         "",
     ]
     return "\n".join(lines)
 
 
-def _body(
-    program: ScalarProgram, kinds: Kinds, scalars: Sequence[str], fields: Mapping[str, int], is_hosted: bool,
-    passed: Sequence[tuple[str, int]],
-) -> Iterator[str]:  # fmt: skip
+def _body(launch: ScalarLaunch, is_hosted: bool) -> Iterator[str]:
+    program, fields = launch.program, launch.table.fields
     yield "_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
     yield "_live = _k < count"
     yield "_column = tl.load(members + _k, mask=_live, other=0)"
@@ -71,15 +61,15 @@ def _body(
         yield f"{COUNT} = (tl.load(counts + _place, mask=_live, other=0) + 1.0).to(tl.float64)"
     width = 2 * len(program.arguments) + len(program.powers)
     for k, name in enumerate(program.arguments):
-        groups = [group for passed_name, group in passed if passed_name == name]
+        groups = [group for passed, group in launch.passed if passed == name]
         if groups:
             yield from _passed(name, groups, width)
         else:
-            yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), kinds[k])
+            yield from _argument(ARGUMENT_PREFIX + name, k, len(program.arguments), launch.kinds[k])
     yield from _powers(program)
     for name, op, operands in program.operations:
         yield f"{name} = {_expression(op, [_text(operand) for operand in operands])}"
-    for name in scalars:
+    for name in launch.table.scalars:
         yield f"tl.store(numbers + {fields[name]} * tensors + _column, {_text(program.results[name])}, mask=_live)"
     if STEP in fields:
         yield f"tl.store(table + {fields[STEP]} * tensors + _column, {COUNT}.to(tl.int64), mask=_live)"
