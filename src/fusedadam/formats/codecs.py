@@ -87,11 +87,6 @@ class StageFormats:
         """The arrays that these are kept in, which are fields of the table."""
         return [array for name in names for array in self.formats[name].array_names(name)]
 
-    def by_element(self, names: Iterable[str]) -> list[str]:
-        """The same without the arrays by block."""
-        every = (item for name in names for item in self.formats[name].arrays_of(name).items())
-        return [name for name, array in every if array.by == "element"]
-
     def noise_argument(self, name: str, constant: Callable[[int], str], times: Callable[[str, int], str]) -> str:
         """What encode, or measure, takes besides the value: nothing, noise, or the constant that rounds to nearest."""
         fmt = self.formats[name]

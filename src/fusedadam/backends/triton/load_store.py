@@ -40,7 +40,7 @@ class LoadStore(codecs.StageFormats):
 
     def loads(self, name: str, pointers: Mapping[str, str], mask: str) -> list[str]:
         """What is in each array of a role."""
-        masks = [mask if array.by == "element" else _for_blocks(mask) for array in self.formats[name].arrays]
+        masks = _masks(self.formats[name], mask)
         return [f"tl.load({pointer}{each})" for pointer, each in zip(pointers.values(), masks, strict=True)]
 
     def decoded(self, name: str, loaded: Sequence[str]) -> str:
@@ -59,7 +59,6 @@ class LoadStore(codecs.StageFormats):
             return [f"tl.store({pointer}, {self._narrowed(fmt, value)}{mask})"]
         noise = self.noise_argument(name, str, lambda word, by: f"{word} * ({by})")
         words = {f"_word_{n}": array.word for n, array in zip(pointers, fmt.arrays, strict=True)}
-        masks = [mask if array.by == "element" else _for_blocks(mask) for array in fmt.arrays]
         encoded = [f"{', '.join(words)} = _encode_{fmt.name}({value}{noise})"]
         if fmt.by_block:
             code, by_block = words
@@ -68,12 +67,13 @@ class LoadStore(codecs.StageFormats):
                 f"{by_block} = _of_block_{fmt.name}(largest_word(_measured))",
                 f"{code} = _encode_{fmt.name}(_measured, tl.expand_dims({by_block}, -1), {value})",
             ]
-        stores = zip(pointers.values(), words.items(), masks, strict=True)
+        stores = zip(pointers.values(), words.items(), _masks(fmt, mask), strict=True)
         return [*encoded, *(f"tl.store({pointer}, {word}.to(tl.{kind}){m})" for pointer, (word, kind), m in stores)]
 
     def _narrowed(self, fmt: Format, x: str) -> str:
         return f"{self.rounded(fmt, x)}.to({TYPES[fmt.name]})"
 
 
-def _for_blocks(mask: str) -> str:
-    return mask.replace("_live", "_live_block")
+def _masks(fmt: Format, mask: str) -> list[str]:
+    """For each array of a format."""
+    return [mask if array.by == "element" else mask.replace("_live", "_live_block") for array in fmt.arrays]

@@ -71,12 +71,14 @@ class Busy(ArrayWriter):
 
     def pointers(self, aligned: bool) -> list[str]:
         """Of each array, to the chunk's first element, or to its block."""
-        by_element = self.memory.by_element(self.stage.arrays)
         lines = []
-        for name, raw in ((n, raw) for r in self.stage.arrays for n, raw in self.memory.pointers(r).items()):
-            first = f"{raw} + _first" if name in by_element else f"{raw} + (_first // {PER_BLOCK})"
-            is_aligned = aligned and name in by_element
-            lines.append(f"_to_{name} = tl.multiple_of({first}, 16)" if is_aligned else f"_to_{name} = {first}")
+        for role in self.stage.arrays:
+            arrays = self.memory.formats[role].arrays_of(role)
+            for name, raw in self.memory.pointers(role).items():
+                by_block = arrays[name].by == "block"
+                first = f"{raw} + (_first // {PER_BLOCK})" if by_block else f"{raw} + _first"
+                is_aligned = aligned and not by_block
+                lines.append(f"_to_{name} = tl.multiple_of({first}, 16)" if is_aligned else f"_to_{name} = {first}")
         return lines
 
     def noise(self) -> list[str]:
