@@ -8,7 +8,7 @@ import torch
 from fusedadam import formats
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, plain
 from fusedadam.formats.tensors import from_bytes, in_bytes, load, store
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 
 def test_a_dtype_names_its_format():
@@ -58,7 +58,7 @@ def test_rules_compute_in_float32_unless_the_parameter_is_float64():
 def test_a_tensor_without_elements_is_stored_and_loaded(name, shape):
     """As a process has it whose shard is empty; slice8 took its blocks to have another shape than its exponents."""
     fmt = FORMATS[name]
-    shapes = [shape if array.by == "element" else (*shape[:-1], shape[-1] // BLOCK) for array in fmt.arrays]
+    shapes = [shape if array.by == "element" else (*shape[:-1], shape[-1] // PER_BLOCK) for array in fmt.arrays]
     arrays = [torch.zeros(own, dtype=array.dtype) for own, array in zip(shapes, fmt.arrays, strict=True)]
     assert load(fmt, arrays, torch.float32).shape == shape
     store(fmt, arrays, torch.zeros(shape))

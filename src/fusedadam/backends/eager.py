@@ -26,7 +26,7 @@ from fusedadam.rules.ops import OPS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
@@ -61,7 +61,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     formats = {r: FORMATS[table.formats[r]] for r in stage.arrays}
     arrays = {r: formats[r].array_names(r) for r in stage.arrays}
     every = (item for r, fmt in formats.items() for item in fmt.arrays_of(r).items())
-    per_word = {name: BLOCK if array.by == "block" else 1 for name, array in every}
+    per_word = {name: PER_BLOCK if array.by == "block" else 1 for name, array in every}
     stochastic = [r for r in stage.writes if formats[r].is_stochastic]
     stores_grad = stage.unscales and not loses_bits(table.formats["grad"], table.compute)
 

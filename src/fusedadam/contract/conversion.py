@@ -19,7 +19,7 @@ from fusedadam.contract.role_arrays import from_state_dict, kept_as
 from fusedadam.contract.storage import States
 from fusedadam.formats import arrays_by_suffix, names_in
 from fusedadam.tensors.factored import distributed_in, shape_in
-from fusedadam.tensors.layout import BLOCK, along_channels, block_shape
+from fusedadam.tensors.layout import PER_BLOCK, along_channels, block_shape
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -218,11 +218,11 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
     by_block = any(array.by == "block" for array in arrays)
     if by_block and len(shape):
         blocks = block_shape(shape, along_channels(shape, value.shape))  # of either memory format
-        shape = blocks if blocks.numel() * BLOCK == shape.numel() else shape
+        shape = blocks if blocks.numel() * PER_BLOCK == shape.numel() else shape
     if in_bytes and value.dtype == torch.uint8:
         shape = torch.Size((*shape, 2))
     if value.shape != shape:
-        fits = f"it needs one for {BLOCK} neighbors" if by_block else "they must be equal"
+        fits = f"it needs one for {PER_BLOCK} neighbors" if by_block else "they must be equal"
         fits = fits if by == "element" else f"with one value for each {by} it must be {tuple(shape)}"
         raise ValueError(
             f"{title} has shape {tuple(value.shape)}, but the parameter has {tuple(param.shape)}; {fits}: is it "

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Format
 from fusedadam.rules.rule import SpecializedRule
-from fusedadam.tensors.layout import BLOCK, is_channels_last, is_row_major
+from fusedadam.tensors.layout import PER_BLOCK, is_channels_last, is_row_major
 from fusedadam.tensors.shards import cuts_blocks
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
         _warn_of_float16()
     if any(FORMATS[fmt].by_block for fmt in formats.values()) and cuts_blocks(param):
         raise RuntimeError(
-            f"a DTensor of shape {tuple(param.shape)} is sharded within blocks of {BLOCK} neighbors that share an "
-            f"exponent; shard it along dimension 0, or its last dimension into multiples of {BLOCK}, or use "
+            f"a DTensor of shape {tuple(param.shape)} is sharded within blocks of {PER_BLOCK} neighbors that share an "
+            f"exponent; shard it along dimension 0, or its last dimension into multiples of {PER_BLOCK}, or use "
             "storage='16bit'"
         )
     return Choice(formats, reasons)
@@ -240,16 +240,18 @@ def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -
     if param.numel() < SMALLEST:
         return f"fewer than {SMALLEST:,} elements"
     if along_channels:
-        if param.shape[1] % BLOCK:
-            return f"channels_last, and channels not divisible by {BLOCK}"
+        if param.shape[1] % PER_BLOCK:
+            return f"channels_last, and channels not divisible by {PER_BLOCK}"
         # shapes of arrays by block tell along what blocks run, but for this case
-        return f"channels_last, and last dimension divisible by {BLOCK}" if param.shape[-1] % BLOCK == 0 else None
-    if param.shape[-1] % BLOCK == 0:
+        return (
+            f"channels_last, and last dimension divisible by {PER_BLOCK}" if param.shape[-1] % PER_BLOCK == 0 else None
+        )
+    if param.shape[-1] % PER_BLOCK == 0:
         return None
     if is_factored or param.dim() == 2:
-        return f"last dimension not divisible by {BLOCK}"
-    if param.shape[1:].numel() % BLOCK:
-        return f"product of all dimensions but the first not divisible by {BLOCK}"
+        return f"last dimension not divisible by {PER_BLOCK}"
+    if param.shape[1:].numel() % PER_BLOCK:
+        return f"product of all dimensions but the first not divisible by {PER_BLOCK}"
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import abs as abs  # noqa: A004
 from torch import where as where
 
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 Word: TypeAlias = Any  # signed 32-bit integers
 Float: TypeAlias = Any  # float32; float64 where it says so
@@ -48,7 +48,7 @@ class Array:
 
     dtype: torch.dtype
     suffix: str = ""
-    by: Literal["element", "block"] = "element"  # "block": one word for BLOCK neighbors
+    by: Literal["element", "block"] = "element"  # "block": one word for PER_BLOCK neighbors
 
     @property
     def word(self) -> str:
@@ -97,7 +97,7 @@ class Format:
 
     def bytes(self) -> float:
         """Of one value."""
-        return sum(a.dtype.itemsize / (BLOCK if a.by == "block" else 1) for a in self.arrays)
+        return sum(a.dtype.itemsize / (PER_BLOCK if a.by == "block" else 1) for a in self.arrays)
 
 
 def nearest(fmt: Format) -> Format:

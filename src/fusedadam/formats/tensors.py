@@ -12,7 +12,7 @@ from fusedadam.formats.format import Format
 from fusedadam.formats.noise import HALF
 from fusedadam.formats.plain import round_to_odd
 from fusedadam.formats.split import SPLIT_8, SPLIT_16
-from fusedadam.tensors.layout import BLOCK, along_channels
+from fusedadam.tensors.layout import PER_BLOCK, along_channels
 
 SLICE = 1 << 20
 
@@ -88,7 +88,7 @@ def _in_blocks(words: Tensor, blocks: torch.Size) -> Tensor:
     """Words by element with those of a block in the last dimension. ``blocks``: the shape of the array by block."""
     if along_channels(words.shape, blocks):
         words = words.movedim(1, -1)
-    return words.reshape(*blocks, BLOCK)
+    return words.reshape(*blocks, PER_BLOCK)
 
 
 def _out_of_blocks(words: Tensor, shape: torch.Size) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 MAX_WORK = 100_000  # limit on the steps of numpy's search for a shared element
 
-BLOCK = 32  # neighbors in memory that share a word of an array by block
+PER_BLOCK = 32  # neighbors in memory that share a word of an array by block
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
@@ -192,13 +192,13 @@ def block_shape(shape: torch.Size, channels_last: bool = False) -> torch.Size:
     (64, 32, 3, 3) has (64, 9). In ``channels_last`` they run along the channels, and their array has these last, too:
     (64, 3, 3, 1). So the shape tells along what they run.
     """
-    if len(shape) < 2 or shape[-1] % BLOCK == 0:
-        return torch.Size((*shape[:-1], shape[-1] // BLOCK))
+    if len(shape) < 2 or shape[-1] % PER_BLOCK == 0:
+        return torch.Size((*shape[:-1], shape[-1] // PER_BLOCK))
     if channels_last and len(shape) in CHANNELS_LAST:
-        return torch.Size((shape[0], *shape[2:], shape[1] // BLOCK))
-    return torch.Size((shape[0], math.prod(shape[1:]) // BLOCK))
+        return torch.Size((shape[0], *shape[2:], shape[1] // PER_BLOCK))
+    return torch.Size((shape[0], math.prod(shape[1:]) // PER_BLOCK))
 
 
 def along_channels(shape: torch.Size, blocks: torch.Size) -> bool:
     """Whether ``blocks`` is the shape of an array by block that runs along the channels of ``shape``."""
-    return len(shape) in CHANNELS_LAST and shape[-1] % BLOCK != 0 and len(blocks) == len(shape)
+    return len(shape) in CHANNELS_LAST and shape[-1] % PER_BLOCK != 0 and len(blocks) == len(shape)

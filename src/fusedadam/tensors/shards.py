@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import compat
-from fusedadam.tensors.layout import BLOCK, block_shape, is_channels_last
+from fusedadam.tensors.layout import PER_BLOCK, block_shape, is_channels_last
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -118,14 +118,14 @@ def cuts_blocks(param: Tensor) -> bool:
     """Whether some process has a part of a block: 32 neighbors of the last dimension, or of all but the first."""
     if not is_dtensor(param) or not param.dim():
         return False
-    if param.shape[-1] % BLOCK:
+    if param.shape[-1] % PER_BLOCK:
         return any(_shards_along(param, dim) for dim in range(1, param.dim()))
     sizes = {int(param.shape[-1])}
     for count, _, placement in _shards_along(param, param.dim() - 1):
         chunks = {-(-size // count) for size in sizes}
         rests = {size % chunk for size in sizes for chunk in chunks if chunk}  # of the last process that has any
         sizes = chunks | rests
-        if type(placement).__name__ != "Shard" or any(size % BLOCK for size in sizes):
+        if type(placement).__name__ != "Shard" or any(size % PER_BLOCK for size in sizes):
             return True
     return False
 

@@ -28,7 +28,7 @@ from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 NEEDS_TENSORS = False
 CHUNK = 32768
@@ -69,7 +69,7 @@ def _array_stage(table: LaunchTable, stage: Stage) -> Callable[[], None]:
     counter = np.zeros(1, dtype=np.int64)  # how many chunks the threads have taken
     arrays = {"table": table.words, "chunk_tensor": tensor, "chunk_first": first, "counter": counter}
     numbers = {"tensors": len(table), "chunks": len(tensor), "chunk_size": CHUNK, "batch": 1, "grad_scale": 0}
-    numbers["per_block"] = BLOCK
+    numbers["per_block"] = PER_BLOCK
     values = {name: array.ctypes.data for name, array in arrays.items()} | numbers
     arguments = np.array([values[name] for name in kernel.ARGUMENTS], dtype=np.int64)
     batch_at, scale_at = kernel.ARGUMENTS.index("batch"), kernel.ARGUMENTS.index("grad_scale")

@@ -38,7 +38,7 @@ from fusedadam.formats import FORMATS
 from fusedadam.rules.positions import Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.rules.sums import LANES, UPPER_LANES
-from fusedadam.tensors.layout import BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 from fusedadam.tensors.transfer import keep_for_graph, sent
 
 if ops.INTERPRETED:
@@ -138,7 +138,7 @@ def _straight(table: LaunchTable, stage: Stage) -> Iterator[Visit]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
     sizes, tile = table.counts(stage.space), _tile(table, stage)
-    tail = (BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+    tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
     parts = [(tile, sizes, np.zeros_like(sizes))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusedadam.backends.triton.writer import ArrayWriter
 from fusedadam.codegen import indented
 from fusedadam.rules.sums import COLUMN_SEGMENT, SEGMENT
-from fusedadam.tensors.layout import BLOCK as PER_BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 
 class RowWriter(ArrayWriter):

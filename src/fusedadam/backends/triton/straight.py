@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusedadam.backends.triton.writer import ArrayWriter
 from fusedadam.codegen import indented
 from fusedadam.formats.noise import SPREAD
-from fusedadam.tensors.layout import BLOCK as PER_BLOCK
+from fusedadam.tensors.layout import PER_BLOCK
 
 
 class Straight(ArrayWriter):
