@@ -4,13 +4,10 @@ numba    a CPU
 triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
-Each backend has ``prepare(table)``, which compiles the kernels of a table and returns the functions that run its
-stages, ``sum_across(sum, terms)`` for sums over several parameters, and ``NEEDS_TENSORS`` (engine/backend.py). triton
-also has ``SCALARS``, kernels for scalars on the device, and ``JOIN``, which makes one launch of several. numba and
-triton have the same files: kernel, load_store, sums, ops. To add a backend, write these, and add its name to ``NAMES``,
-to ``Backend`` in contract/declarations.py, to
-``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the formats that its compiler
-converts.
+Each is a module with a ``BACKEND``, whose parts engine/backend.py describes. numba and triton have the same files:
+kernel, load_store, sums, ops. To add a backend, write these, and add its name to ``NAMES``, to ``Backend`` in
+contract/declarations.py, to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the
+formats that its compiler converts.
 """
 
 from __future__ import annotations
@@ -81,9 +78,8 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
 
 @functools.cache
 def _load(name: str) -> Backend:
-    module = importlib.import_module(f"fusedadam.backends.{name}")
-    optional = (getattr(module, name, None) for name in ("SCALARS", "JOIN"))
-    return Backend(module.prepare, module.sum_across, module.NEEDS_TENSORS, *optional)
+    backend: Backend = importlib.import_module(f"fusedadam.backends.{name}").BACKEND
+    return backend
 
 
 @functools.cache

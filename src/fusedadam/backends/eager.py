@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import sum_across_devices
+from fusedadam.engine.backend import Backend, sum_across_devices
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
@@ -31,8 +31,6 @@ from fusedadam.tensors.layout import PER_BLOCK
 SLICE = 1 << 20
 DTYPES = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
 Update: TypeAlias = Callable[..., tuple[Tensor, ...]]
-sum_across = sum_across_devices
-NEEDS_TENSORS = True
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
@@ -294,3 +292,6 @@ def _sum_by_matrix(table: LaunchTable, summation: Sum) -> None:
             terms = _row_values(table, k, summation.term).view(-1, int(table.heights[k]))
             result = sums.combine(terms, summation.largest)[:, None].expand_as(terms)
             _row_values(table, k, summation.name).copy_(result.reshape(-1))
+
+
+BACKEND = Backend(prepare, sum_across_devices, needs_tensors=True)

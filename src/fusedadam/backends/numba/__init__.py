@@ -23,14 +23,13 @@ from fusedadam import codegen
 from fusedadam.backends.numba import kernel, sums
 from fusedadam.backends.numba.threads import run_on_threads
 from fusedadam.codegen import object_code
-from fusedadam.engine.backend import SharedTerm, addresses
+from fusedadam.engine.backend import Backend, SharedTerm, addresses
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules.positions import START, Position
 from fusedadam.rules.stages import Stage, Sum
 from fusedadam.tensors.layout import PER_BLOCK
 
-NEEDS_TENSORS = False
 CHUNK = 32768
 THREADS_FROM = 65536  # elements: for fewer, waking a thread takes longer than the work
 BATCHES = 16  # that each thread takes its chunks in, if all threads are equally fast
@@ -170,3 +169,6 @@ def made_for() -> str:
     folder = Path(__file__).parent  # the files are read: to import them is to import Numba
     texts = (folder.joinpath(f"{module}.py").read_text(encoding="utf-8") for module in kernel.VOCABULARY)
     return "\n".join([object_code.made_for(), *texts])
+
+
+BACKEND = Backend(prepare, sum_across, needs_tensors=False)

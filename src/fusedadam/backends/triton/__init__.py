@@ -31,7 +31,15 @@ from torch import Tensor
 from fusedadam import codegen, compat
 from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import AmpKernel, Queue, Ready, Scalars, joined
-from fusedadam.engine.backend import Action, EvaluateScalars, ScalarKernels, ScalarLaunch, SharedTerm, addresses
+from fusedadam.engine.backend import (
+    Action,
+    Backend,
+    EvaluateScalars,
+    ScalarKernels,
+    ScalarLaunch,
+    SharedTerm,
+    addresses,
+)
 from fusedadam.engine.launch_table import HERE, PARTIAL, LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.formats import FORMATS
@@ -69,7 +77,6 @@ class RowTile(NamedTuple):
 
 # The best of a few dozen tried on an H200: four elements per thread. Kernels that move half the bytes do as much
 # arithmetic (division and square root are correctly rounded).
-NEEDS_TENSORS = False
 WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
@@ -253,10 +260,6 @@ def count_steps(table: LaunchTable, counts: Tensor, places: Tensor) -> Action:
     return Queue(table.device, [AmpKernel(table, ready, lambda: ready, {"inf": 3})])
 
 
-SCALARS = ScalarKernels(evaluate_scalars, count_steps)
-JOIN = joined
-
-
 def _sent(table: LaunchTable, *arrays: Any) -> tuple[Tensor, Tensor]:
     first, second = (sent(np.ascontiguousarray(a, dtype=np.int64), table.device) for a in arrays)
     return first, second
@@ -274,3 +277,8 @@ def _log(lanes: int) -> int:
 @functools.cache
 def _compile(title: str, text: str) -> Any:
     return codegen.load(f"triton_{title}", text, made_for="").run
+
+
+BACKEND = Backend(
+    prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined
+)

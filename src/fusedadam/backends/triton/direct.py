@@ -87,7 +87,7 @@ class DirectQueue:
         self._outdated: set[int] = set()  # kernels with arguments that the graph does not have yet
         self._launches = 0
         self._graph: Graph | None = None
-        self._is_graph = len(kernels) > 1 and graphs_are_wanted()
+        self._is_graph = len(kernels) > 1 and os.environ.get(GRAPHS_VARIABLE, "1") != "0"
 
     def __call__(self, values: Mapping[str, int]) -> None:
         """``values``: of the varying arguments, by their names."""
@@ -106,11 +106,6 @@ class DirectQueue:
                 self._graph.update(k)
                 self._outdated.discard(k)  # only now: it may have been interrupted
             self._driver.launch_graph(self._graph, self._device)
-
-
-def graphs_are_wanted() -> bool:
-    """``FUSEDADAM_CUDA_GRAPHS=0`` turns them off."""
-    return os.environ.get(GRAPHS_VARIABLE, "1") != "0"
 
 
 def _passed(source: Any) -> list[tuple[int, str]] | None:
