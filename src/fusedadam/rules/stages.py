@@ -250,7 +250,7 @@ class _Emitter:
 
     def stage(
         self, position: Position, space: str, reads: Mapping[str, str], writes: Mapping[str, str], given: set[str],
-        sums: Sequence[Sum], body: Sequence[ast.stmt], states: Mapping[str, str] | None = None,
+        sums: Sequence[Sum], body: Sequence[ast.stmt], states: Mapping[str, str] = {},
     ) -> Stage:  # fmt: skip
         """``reads`` and ``writes``: names in the code, and what they are called in memory. ``states``: values that are
         also stored as states by row, column or tensor."""
@@ -259,7 +259,6 @@ class _Emitter:
         column_values = [n for n in values if n in given and values[n].space == "column"]
         scalars = [n for n in values if n in given and values[n].space in (None, "tensor")]
         arguments = [*reads, *row_values, *column_values, *scalars]
-        states = states or {}
         # conditions are kept as 1 and 0
         decoded = [
             ast.Assign([ast.Name(n)], ast.Compare(ast.Name(n), [ast.NotEq()], [_number(0)]))

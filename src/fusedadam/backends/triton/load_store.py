@@ -36,12 +36,12 @@ class LoadStore(codecs.StageFormats):
 
     def load(self, name: str, pointers: Mapping[str, str], mask: str) -> str:
         """``pointers``: to the elements of each array of a role."""
-        return self.decoded(name, self.loads(name, pointers, mask))
+        return self.decoded(name, [*self.loads(name, pointers, mask).values()])
 
-    def loads(self, name: str, pointers: Mapping[str, str], mask: str) -> list[str]:
+    def loads(self, name: str, pointers: Mapping[str, str], mask: str) -> dict[str, str]:
         """What is in each array of a role."""
-        masks = _masks(self.formats[name], mask)
-        return [f"tl.load({pointer}{each})" for pointer, each in zip(pointers.values(), masks, strict=True)]
+        masks = zip(pointers, _masks(self.formats[name], mask), strict=True)
+        return {array: f"tl.load({pointers[array]}{each})" for array, each in masks}
 
     def decoded(self, name: str, loaded: Sequence[str]) -> str:
         fmt = self.formats[name]

@@ -110,9 +110,7 @@ class ArrayWriter(Writer):
         return [
             f"{prefix}{name} = {load}"
             for r in self.stage.reads
-            for name, load in zip(
-                self.memory.arrays([r]), self.memory.loads(r, self.memory.places(r), mask=""), strict=True
-            )
+            for name, load in self.memory.loads(r, self.memory.places(r), mask="").items()
         ]
 
     def visit(self, mask: str, loaded: str | None = None) -> list[str]:
@@ -126,15 +124,15 @@ class ArrayWriter(Writer):
                 return memory.decoded(r, [loaded + name for name in memory.arrays([r])])
             return memory.load(r, places[r], mask + other)
 
+        unscaled = []
+        if self.scaled and memory.stores_grad:
+            # where a GradScaler has only looked for infinities, the scale is 1 and there is nothing to write
+            unscaled = ["if _scale != 1:", *indented(4, memory.store("grad", places["grad"], "grad", mask))]
         return [
             *(f"{r} = {read(r)}" for r in stage.reads),
             *(["grad = divide(grad, _scale)"] if self.scaled and "grad" in stage.reads else []),
             f"{stage.results} = update({', '.join(stage.arguments)})",
             *self.noise(),
             *(line for r in stage.writes for line in memory.store(r, places[r], f"_new_{r}", mask)),
-            *(self.unscaled(memory.store("grad", places["grad"], "grad", mask)) if memory.stores_grad else []),
+            *unscaled,
         ]
-
-    def unscaled(self, store: list[str]) -> list[str]:
-        """The scale is 1 where a GradScaler has only looked for infinities: then there is nothing to write."""
-        return ["if _scale != 1:", *indented(4, store)] if self.scaled else []
