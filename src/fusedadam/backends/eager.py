@@ -70,7 +70,7 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
             values["grad"] = values["grad"] / table.grad_scale.to(compute)
         row_values = [_local_row_values(table, k, r)[row, None].to(table.device) for r in stage.row_values]
         column_values = [
-            _of_rows(table, k, _column_values(table, k, c), row, column).to(table.device) for c in stage.column_values
+            _of_rows(table, k, _values(table, k, c), row, column).to(table.device) for c in stage.column_values
         ]
         results = update(*values.values(), *row_values, *column_values, *scalars)
         noise_of = _noise(table, k, row, column) if stochastic else None
@@ -84,12 +84,11 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
             if stage.by_columns:
                 height = min(int(table.heights[k]), row.stop - row.start)
                 partial = sums.column_segment_sums(terms.reshape(-1, height, terms.shape[-1]), summation.largest)
-                matrix, segment = _in_matrices(table, k, row)
-                _column_segments(table, k, summation)[matrix, segment, column] = partial.to(table.home)
+                place: tuple[slice, ...] = (*_in_matrices(table, k, row), column)
             else:
-                pieces = slice(column.start // SEGMENT["element"], -(-column.stop // SEGMENT["element"]))
                 partial = sums.segment_sums(terms, SEGMENT["element"], summation.largest)
-                _segments(table, k, summation)[row, pieces] = partial.to(table.home)
+                place = row, slice(column.start // SEGMENT["element"], -(-column.stop // SEGMENT["element"]))
+            _segments(table, k, summation)[place] = partial.to(table.home)
 
     def run(member_roles: Sequence[Roles]) -> None:
         for k, roles in enumerate(member_roles):
@@ -123,7 +122,7 @@ def _noise(table: LaunchTable, k: int, row: slice, column: slice) -> Callable[[s
 def _lines(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
     """A stage over rows or columns."""
     _, number, update = _bind(table, stage, table.home)
-    kept, counts = (_row_values if stage.space == "row" else _column_values), table.counts(stage.space)
+    counts = table.counts(stage.space)
 
     def run(member_roles: Sequence[Roles]) -> None:
         for k in range(len(table)):
@@ -131,7 +130,7 @@ def _lines(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None
                 continue
 
             def at(name: str, k: int = k) -> Tensor:
-                return member_roles[k][name].view(-1) if name in table.formats else kept(table, k, name)
+                return member_roles[k][name].view(-1) if name in table.formats else _values(table, k, name)
 
             # copies: what is written may be kept where something was read
             values = [at(name).to(table.home, torch.float64, copy=True) for name in stage.reads]
@@ -217,14 +216,10 @@ def _scalars(table: LaunchTable, names: Sequence[str], k: int) -> list[float]:
     return [float(table.numbers[table.fields[name], k]) for name in names]
 
 
-def _row_values(table: LaunchTable, k: int, name: str) -> Tensor:
-    """A value by row, for all rows of the k-th tensor."""
-    return _of_member(table.buffer_of(name), table.all_rows, k)
-
-
-def _column_values(table: LaunchTable, k: int, name: str) -> Tensor:
-    """A value by column, for all columns of the k-th tensor."""
-    return _of_member(table.buffer_of(name), table.columns, k)
+def _values(table: LaunchTable, k: int, name: str) -> Tensor:
+    """A value by row or by column, for all rows or columns of the k-th tensor."""
+    by_row = name in table.specialized.row_buffer_of
+    return _of_member(table.buffer_of(name), table.all_rows if by_row else table.columns, k)
 
 
 def _of_member(buffer: Tensor, counts: Int64s, k: int) -> Tensor:
@@ -239,14 +234,6 @@ def _of_rows(table: LaunchTable, k: int, values: Tensor, row: slice, column: sli
     return values.view(-1, int(table.widths[k]))[:, column][matrix]
 
 
-def _column_segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
-    """Where the sums of the k-th tensor's segments of columns are kept: by matrix, segment and column."""
-    shape = int(table.matrices[k]), int(table.column_segments[k]), int(table.widths[k])
-    if not table.needs_combining(summation):
-        return _column_values(table, k, summation.name).view(shape)
-    return _of_member(table.partials[summation.name], table.segment_counts(summation), k).view(shape)
-
-
 def _in_matrices(table: LaunchTable, k: int, row: slice) -> tuple[slice, slice]:
     """Which matrices, and segments of their columns, these rows are: all segments of some, or some of one."""
     height, column_segments = int(table.heights[k]), int(table.column_segments[k])
@@ -258,26 +245,30 @@ def _in_matrices(table: LaunchTable, k: int, row: slice) -> tuple[slice, slice]:
 
 
 def _local_row_values(table: LaunchTable, k: int, name: str) -> Tensor:
-    """The same for the rows that this process holds."""
+    """A value by row, for the rows of the k-th tensor that this process holds."""
     first = int(table.first_rows[k])
-    return _row_values(table, k, name)[first : first + int(table.rows[k])]
+    return _values(table, k, name)[first : first + int(table.rows[k])]
 
 
 def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
-    """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements."""
-    if not table.needs_combining(summation):
-        return _local_row_values(table, k, summation.name)[:, None]
-    partial = _of_member(table.partials[summation.name], table.segment_counts(summation), k)
-    return partial.view(int(table.rows[k]), -1) if summation.of == "element" else partial
+    """Where the sums of the k-th tensor's segments are kept: by row and piece, if they are segments of elements; by
+    matrix, segment and column, if they are segments of columns."""
+    by_column = summation.over == "column"
+    if table.needs_combining(summation):
+        kept = _of_member(table.partials[summation.name], table.segment_counts(summation), k)
+    else:
+        kept = (_values if by_column else _local_row_values)(table, k, summation.name)
+    if by_column:
+        return kept.view(int(table.matrices[k]), int(table.column_segments[k]), int(table.widths[k]))
+    return kept.view(int(table.rows[k]), -1) if summation.of == "element" else kept
 
 
 def _combine(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table)):
         if summation.over == "column":
             if table.sizes[k]:  # else nothing is here; what other processes have comes with the reduction
-                partial = _column_segments(table, k, summation).transpose(1, 2)
-                result = sums.combine(partial, summation.largest)
-                _column_values(table, k, summation.name).copy_(result.reshape(-1))
+                result = sums.combine(_segments(table, k, summation).transpose(1, 2), summation.largest)
+                _values(table, k, summation.name).copy_(result.reshape(-1))
             continue
         partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
         if summation.over == "row":
@@ -289,9 +280,9 @@ def _combine(table: LaunchTable, summation: Sum) -> None:
 def _sum_by_matrix(table: LaunchTable, summation: Sum) -> None:
     for k in range(len(table)):
         if table.all_rows[k]:
-            terms = _row_values(table, k, summation.term).view(-1, int(table.heights[k]))
+            terms = _values(table, k, summation.term).view(-1, int(table.heights[k]))
             result = sums.combine(terms, summation.largest)[:, None].expand_as(terms)
-            _row_values(table, k, summation.name).copy_(result.reshape(-1))
+            _values(table, k, summation.name).copy_(result.reshape(-1))
 
 
 BACKEND = Backend(prepare, sum_across_devices, needs_tensors=True)
