@@ -126,30 +126,29 @@ def _codec_functions(
     is_stochastic: bool,
 ) -> list[str]:  # fmt: skip
     helpers: Helpers = {}
+    lowered = functools.partial(_lowered, lowering, helpers)
     texts = []
     wide = compute == "f64"
     if any(fmt.rounds for fmt in formats) and wide:
-        texts.append(_lowered("_round_to_odd", round_to_odd, lowering, helpers))
+        texts.append(lowered("_round_to_odd", round_to_odd))
     if is_stochastic:
-        texts += [_lowered("_step_key", step_key, lowering, helpers), _lowered("_mixed", mixed, lowering, helpers)]
+        texts += [lowered("_step_key", step_key), lowered("_mixed", mixed)]
     for fmt in dict.fromkeys(formats):
         if fmt.is_native(backend):
             continue
         encode = fmt.encode_if_sole if fmt is sole_format and fmt.encode_if_sole else fmt.encode
         before = ("_round_to_odd" if fmt.rounds else "narrow") if wide else None
-        texts.append(_lowered(f"_decode_{fmt.name}", fmt.decode, lowering, helpers, after="widen" if wide else None))
+        texts.append(lowered(f"_decode_{fmt.name}", fmt.decode, after="widen" if wide else None))
         if fmt.by_block:
-            texts.append(_lowered(f"_measure_{fmt.name}", fmt.measure, lowering, helpers, before=before))
-            texts.append(_lowered(f"_of_block_{fmt.name}", fmt.of_block, lowering, helpers))
-        texts.append(
-            _lowered(f"_encode_{fmt.name}", encode, lowering, helpers, before=None if fmt.by_block else before)
-        )
+            texts.append(lowered(f"_measure_{fmt.name}", fmt.measure, before=before))
+            texts.append(lowered(f"_of_block_{fmt.name}", fmt.of_block))
+        texts.append(lowered(f"_encode_{fmt.name}", encode, before=None if fmt.by_block else before))
     return [*(helper.text for helper in helpers.values()), *texts]
 
 
 def _lowered(
-    name: str, function: Callable[..., Any] | None, lowering: type[Lowering], helpers: Helpers,
-    before: str | None = None, after: str | None = None
+    lowering: type[Lowering], helpers: Helpers, name: str, function: Callable[..., Any] | None,
+    before: str | None = None, after: str | None = None,
 ) -> str:  # fmt: skip
     """``before`` is called on the argument, ``after`` on the result."""
     assert function is not None
