@@ -148,10 +148,8 @@ def _straight(table: LaunchTable, stage: Stage) -> Iterator[Visit]:
     tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
-    parts = [(tile, sizes, np.zeros_like(sizes))]
-    if tail:
-        full = sizes // tile.chunk * tile.chunk
-        parts = [(tile, full, np.zeros_like(sizes)), (tile._replace(chunk=tile.block), sizes - full, full)]
+    full = sizes // tile.chunk * tile.chunk if tail else sizes
+    parts = [(tile, full, np.zeros_like(sizes)), (tile._replace(chunk=tile.block), sizes - full, full)]
     for part, counts, begins in parts:
         tensor, first = table.in_chunks(counts, np.full(len(counts), part.chunk))
         yield _sent(table, tensor, first + begins[tensor]), (part.chunk, part.block, *tail), part.warps
