@@ -38,16 +38,14 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
     def runner(stage: Stage) -> Callable[[Sequence[Roles]], None]:
         visit = visits[stage.space](table, stage)
-        unfinished = [s for s in stage.sums if table.needs_combining(s)]
+        unfinished = [*filter(table.needs_combining, stage.sums), *stage.matrix_sums]
 
         def run(member_roles: Sequence[Roles]) -> None:
             if table.found_inf is not None and table.found_inf.item() != 0:
                 return
             visit(member_roles)
             for summation in unfinished:
-                _combine(table, summation)
-            for summation in stage.matrix_sums:
-                _sum_by_matrix(table, summation)
+                _finish(table, summation)
 
         return run
 
@@ -263,26 +261,23 @@ def _segments(table: LaunchTable, k: int, summation: Sum) -> Tensor:
     return kept.view(int(table.rows[k]), -1) if summation.of == "element" else kept
 
 
-def _combine(table: LaunchTable, summation: Sum) -> None:
+def _finish(table: LaunchTable, summation: Sum) -> None:
+    """Segments into rows, columns or tensors; the rows of a matrix into one value, which each of them gets."""
+    over, is_largest = summation.over, summation.largest
     for k in range(len(table)):
-        if summation.over == "column":
-            if table.sizes[k]:  # else nothing is here; what other processes have comes with the reduction
-                result = sums.combine(_segments(table, k, summation).transpose(1, 2), summation.largest)
-                _values(table, k, summation.name).copy_(result.reshape(-1))
-            continue
-        partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
-        if summation.over == "row":
-            _local_row_values(table, k, summation.name).copy_(sums.combine(partial, summation.largest))
-        else:
-            table.value(summation.name)[k] = sums.combine(partial.flatten(), summation.largest)
-
-
-def _sum_by_matrix(table: LaunchTable, summation: Sum) -> None:
-    for k in range(len(table)):
-        if table.all_rows[k]:
+        if over == "matrix" and table.all_rows[k]:
             terms = _values(table, k, summation.term).view(-1, int(table.heights[k]))
-            result = sums.combine(terms, summation.largest)[:, None].expand_as(terms)
+            result = sums.combine(terms, is_largest)[:, None].expand_as(terms)
             _values(table, k, summation.name).copy_(result.reshape(-1))
+        elif over == "column" and table.sizes[k]:  # else nothing is here; what others have comes with the reduction
+            result = sums.combine(_segments(table, k, summation).transpose(1, 2), is_largest)
+            _values(table, k, summation.name).copy_(result.reshape(-1))
+        elif over in ("row", "tensor"):
+            partial = _segments(table, k, summation) if table.segments[summation.of][k] else torch.zeros(1, 0)
+            if over == "row":
+                _local_row_values(table, k, summation.name).copy_(sums.combine(partial, is_largest))
+            else:
+                table.value(summation.name)[k] = sums.combine(partial.flatten(), is_largest)
 
 
 BACKEND = Backend(prepare, sum_across_devices, needs_tensors=True)
