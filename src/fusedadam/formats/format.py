@@ -36,10 +36,8 @@ def widen(x: Float) -> Float:
 
 
 # what a codec may call; backends bind functions of the same names
-OPS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "bits_of_float": bits_of_float, "float_of_bits": float_of_bits, "narrow": narrow, "where": where,
-    "widen": widen,
-}  # fmt: skip
+_OPS: tuple[Callable[..., Any], ...] = (abs, bits_of_float, float_of_bits, narrow, where, widen)
+OPS = {op.__name__: op for op in _OPS}
 
 
 @dataclass(frozen=True)
