@@ -103,13 +103,17 @@ class ScheduleFreeAdamW(FusedOptimizer):
         weight_decay: float = 0.0, warmup_steps: int = 0, **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps, train_mode=True,
-            **common,
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps, **common
         )
         self._trained = {}
     # fmt: on
 
     _trained: dict[Tensor, Tensor] = {}  # y while the parameters hold x
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):  # not among the defaults, which are the arguments of __init__
+            param_group.setdefault("train_mode", True)
+        super().add_param_group(param_group)
 
     def eval(self) -> None:
         """Puts the averages into the parameters, to evaluate or save the model. Steps are refused until
