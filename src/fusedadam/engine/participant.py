@@ -78,11 +78,10 @@ class Participant:
         """The local shapes of arrays by block, and of states that leave out dimensions."""
         spaces, here = self.specialized.rule.spaces, local(self.param)
         smaller = [role for role in self.specialized.roles if spaces[role] != "element"]
-        blocks = block_shape(here.shape, is_channels_last(here))
         by_block = [name for name, array in self.arrays.items() if array is not None and array.by == "block"]
         return {
             **{role: shape_in(spaces[role], local_shape(self.param)) for role in smaller},
-            **dict.fromkeys(by_block, blocks),
+            **{name: block_shape(here.shape, is_channels_last(here)) for name in by_block},
         }
 
     @property
