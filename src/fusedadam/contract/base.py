@@ -16,6 +16,7 @@ from fusedadam.contract import (
     advice,
     around_step,
     class_checks,
+    decay,
     memory,
     nonfinite,
     norms,
@@ -105,6 +106,7 @@ class FusedOptimizer(Reports):
             if name in group:
                 cls.options[name](name, group[name])
         storage.check(cls, group)
+        decay.check_is_decoupled(cls, group)
         if group.get("foreach") and group.get("fused"):
             raise RuntimeError("foreach=True and fused=True exclude each other; every step is fused, so leave them out")
 

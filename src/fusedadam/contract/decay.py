@@ -55,7 +55,9 @@ RELATIVE_TO_LR: dict[str, Derive] = {"weight_decay": _relative_to_lr}
 
 def check_is_decoupled(cls: type[FusedOptimizer], group: Group) -> None:
     """For optimizers whose weight decay may also be an L2 penalty."""
-    if "peak_lr" in cls.options and group.get("peak_lr") is not None and not cls.value(group, "decoupled"):
+    if "peak_lr" not in cls.options or "decoupled" not in cls.rule.flags:
+        return
+    if group.get("peak_lr") is not None and not cls.value(group, "decoupled"):
         raise ValueError(
             f"peak_lr={group['peak_lr']!r} is for decoupled weight decay, and this group's is an L2 penalty; leave "
             "peak_lr out, or decouple the weight decay"

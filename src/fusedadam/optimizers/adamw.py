@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,8 +9,8 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import Common, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
 from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import maximum, sqrt
 from fusedadam.rules.restraint import agreement, surprise
@@ -141,11 +140,6 @@ class AdamW(FusedOptimizer):
             cautious=cautious, update_clipping=update_clipping, decoupled_weight_decay=decoupled_weight_decay, **common,
         )
     # fmt: on
-
-    @classmethod
-    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
-        super().check(group, names)
-        check_is_decoupled(cls, group)
 
 
 class Adam(AdamW):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from fusedadam import checks
 from fusedadam.contract import role_arrays, weights, wrappers
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import OursAndTorchs, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -111,11 +111,6 @@ class EmaAdamW(FusedOptimizer):
             peak_lr=peak_lr, **common,
         )
     # fmt: on
-
-    @classmethod
-    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
-        super().check(group, names)
-        check_is_decoupled(cls, group)
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,8 +9,8 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import Ours, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR, check_is_decoupled
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
+from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
+from fusedadam.contract.declarations import DERIVED, OPTIONS, State
 from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import divide, maximum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
@@ -99,8 +98,3 @@ class RAdam(FusedOptimizer):
             differentiable=differentiable, max_grad_norm=max_grad_norm, peak_lr=peak_lr, **common,
         )
     # fmt: on
-
-    @classmethod
-    def check(cls, group: Group, names: Iterable[str] | None = None) -> None:
-        super().check(group, names)
-        check_is_decoupled(cls, group)
