@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
-from fusedadam.contract.role_arrays import from_state_dict, kept_as
+from fusedadam.contract.declarations import Group
+from fusedadam.contract.role_arrays import LOW, from_state_dict, kept_as, loaded_as
 from fusedadam.contract.storage import States
 from fusedadam.formats import arrays_by_suffix, names_in
 from fusedadam.tensors.factored import distributed_in, shape_in
 from fusedadam.tensors.layout import PER_BLOCK, along_channels, block_shape
+
+if TYPE_CHECKING:
+    from fusedadam.contract.base import FusedOptimizer
 
 # Options of other optimizers that not all of ours have, with the value that changes nothing
 NEUTRAL = {
@@ -29,25 +33,6 @@ NEUTRAL = {
 LAMBS = ("use_global_grad_norm", "max_weight_norm", "grad_averaging")  # options that only LAMBs have, ours or apex's
 # What may be left out, with a warning: the rest of the state is of use without it
 KNOWN = ("step", "max_exp_avg_sq", "ema_params")
-
-# Group, parameter -> the names of the states that our optimizer keeps for it
-StatesOf = Callable[[Mapping[str, Any], Tensor], Sequence[str]]
-
-
-# Group, parameter, one saved state -> the same in the formats that our optimizer keeps it in
-Stored = Callable[[Mapping[str, Any], Tensor, dict[str, Any]], dict[str, Any]]
-
-
-class Names(NamedTuple):
-    """The names that the loading optimizer uses."""
-
-    optimizer: str
-    roles: Sequence[str]
-    others: Mapping[str, str]  # our names of states that other optimizers call otherwise
-    copies: Sequence[str]  # states that begin as copies of the parameters, at any time
-    optional: Sequence[str]  # states that an option switches on, at any time
-    states: States
-    step_if_uncounted: float | None  # the step of a state that has none
 
 
 def check_is_state_dict(state_dict: Mapping[str, Any]) -> None:
@@ -77,76 +62,75 @@ def keys_of_params(state_dict: Mapping[str, Any]) -> set[Any]:
     return {key for group in state_dict["param_groups"] for key in group["params"]}
 
 
-def convert(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], states_of: StatesOf, stored: Stored,
-    names: Names,
-) -> dict[str, Any]:  # fmt: skip
+def convert(optimizer: type[FusedOptimizer], state_dict: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
     """The state dict as our optimizer would have saved it. ``groups``: ours, merged with the ones to be loaded."""
     keys = keys_of_params(state_dict)
-    saved_states = {key: _without_none(state) for key, state in state_dict["state"].items() if key in keys}
     others = {key: value for key, value in state_dict["state"].items() if key not in keys}
-    states: dict[Any, dict[str, Any]] = {}
-    params: dict[Any, Tensor] = {}
-    groups_of: dict[Any, Mapping[str, Any]] = {}
-    missing, foreign = set(), set()
+    loaded: dict[Any, dict[str, Any]] = {}
+    missing, foreign, lost_low = set[str](), set[str](), False
     for saved_group, group in zip(state_dict["param_groups"], groups, strict=True):
         for key, param in zip(saved_group["params"], group["params"], strict=True):
-            if not saved_states.get(key):
+            saved = _without_none(state_dict["state"].get(key))
+            if not saved:
                 continue
             if is_lazy(param):
                 raise ValueError(
                     f"the state dict has a state for parameter {key!r}, which is lazy and has no shape yet; run a "
                     "forward pass first, then load it"
                 )
-            state = {names.others.get(name, name): value for name, value in saved_states[key].items()}
+            state = {optimizer.also_called.get(name, name): value for name, value in saved.items()}
             if "step" not in state and "step" in saved_group:
                 state["step"] = saved_group["step"]  # apex and MindSpeed count by group
-            if "step" not in state and names.step_if_uncounted is not None:
-                state["step"] = names.step_if_uncounted
-            needed = states_of(group, param)
-            present = {role for role in (*names.roles, *KNOWN) if names_in(role, state)}
-            copies = [name for name in needed if name in names.copies and name not in present]
-            missing |= {*copies}
-            # what an option switches on begins then, such as a running maximum with amsgrad
-            required = [n for n in needed if n not in copies and (n in present or n not in names.optional)]
-            if _is_at_zero(state):  # whatever is missing begins with the first step
-                required = [name for name in required if name in present]
-            kept = [*required, *(name for name in names.optional if name in present and name not in required)]
-            _check(state, param, kept, f"state {key!r}", names.optimizer, names.states)
-            ours = {array for role in names.roles for array in names_in(role, state)}
-            foreign |= {name for name in state if name not in (*ours, "step")}
-            states[key] = {name: value for name, value in state.items() if name not in foreign}
-            params[key], groups_of[key] = param, group
+            if "step" not in state and optimizer.step_if_uncounted is not None:
+                state["step"] = optimizer.step_if_uncounted
+            begins, kept = _begins_and_kept(optimizer, group, param, state)
+            missing |= {*begins}
+            _check(optimizer, f"state {key!r}", state, param, kept)
+            ours = {"step", *(array for role in optimizer.rule.roles for array in names_in(role, state))}
+            foreign |= state.keys() - ours
+            # sharded before torch moves it: a device may have no room for the whole
+            sharded = {n: _sharded(n, v, param, optimizer.states) for n, v in state.items() if n in ours}
+            formats = optimizer.storage_of(group, param).formats
+            loaded[key] = loaded_as(param, sharded, group, formats, optimizer.states)
+            lost_low = lost_low or (LOW in sharded and LOW not in loaded[key])
     alike = {int, *map(type, keys)}  # a state under such a key is another parameter's; the rest is the user's own
     unknown = [key for key, value in others.items() if type(key) in alike and isinstance(value, Mapping) and value]
     if unknown:
         raise ValueError(f"the state dict has states of {unknown}, which are in none of its groups; it is incomplete")
     if missing:
         warnings.warn(
-            f"the state dict has no {', '.join(sorted(missing))}, which {names.optimizer} keeps: it begins at the next "
-            "step as a copy of the parameters; if the file should have it, load another one",
+            f"the state dict has no {', '.join(sorted(missing))}, which {optimizer.__name__} keeps: it begins at the "
+            "next step as a copy of the parameters; if the file should have it, load another one",
             stacklevel=8,  # where load_state_dict is called
         )
     if foreign:
         warnings.warn(
-            f"the state dict has {', '.join(sorted(foreign))}, which {names.optimizer} does not keep: it is left "
+            f"the state dict has {', '.join(sorted(foreign))}, which {optimizer.__name__} does not keep: it is left "
             "out; to go on with it, load it with the optimizer that saved it",
-            stacklevel=8,  # where load_state_dict is called
+            stacklevel=8,
         )
-    without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
-    # sharded before torch moves it: a device may have no room for the whole
-    loaded, lost_low = {}, False
-    for key, state in states.items():
-        sharded = {name: _sharded(name, value, params[key], _by(name, names.states)) for name, value in state.items()}
-        loaded[key] = stored(groups_of[key], params[key], sharded)
-        lost_low = lost_low or ("param_low" in sharded and "param_low" not in loaded[key])
     if lost_low:
         warnings.warn(
             "the state dict has param_low, the bits that bfloat16 weights lack, and this optimizer does not keep them: "
             "they are left out; to go on with them, give it storage='exact', '16bit' or '8bit', as the one that saved",
-            stacklevel=8,  # where load_state_dict is called
+            stacklevel=8,
         )
+    without_step = [{k: v for k, v in g.items() if k != "step"} for g in state_dict["param_groups"]]
     return {**state_dict, "state": {**loaded, **others}, "param_groups": without_step}
+
+
+def _begins_and_kept(
+    optimizer: type[FusedOptimizer], group: Group, param: Tensor, state: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """The states that begin as copies of the parameter, and those that the state dict must have, or has in addition."""
+    needed, optional = optimizer.specialized(group, param).states, optimizer.rule.optional_states
+    present = {role for role in (*optimizer.rule.roles, *KNOWN) if names_in(role, state)}
+    begins = [name for name in needed if optimizer.states[name].initial == "param" and name not in present]
+    # what an option switches on begins then, such as a running maximum with amsgrad
+    required = [n for n in needed if n not in begins and (n in present or n not in optional)]
+    if _is_at_zero(state):  # whatever is missing begins with the first step
+        required = [name for name in required if name in present]
+    return begins, [*required, *(name for name in optional if name in present and name not in required)]
 
 
 def _without_none(state: Any) -> Any:
@@ -165,10 +149,10 @@ def _by(role: str, states: States) -> str:
     return states[role].by if role in states else "element"
 
 
-def _sharded(name: str, value: Any, param: Tensor, by: str) -> Any:
+def _sharded(name: str, value: Any, param: Tensor, states: States) -> Any:
     if name == "step" or not isinstance(value, Tensor):
         return value
-    return from_state_dict(name, distributed_in(by, value.detach(), param))
+    return from_state_dict(name, distributed_in(_by(name, states), value.detach(), param))
 
 
 def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: Mapping[str, Any], whose: str) -> None:
@@ -231,8 +215,9 @@ def _check_array(title: str, role: str, name: str, state: Mapping[str, Any], par
 
 
 def _check(
-    state: Mapping[str, Any], param: Tensor, required: Sequence[str], which: str, whose: str, states: States
+    optimizer: type[FusedOptimizer], which: str, state: Mapping[str, Any], param: Tensor, required: Sequence[str]
 ) -> None:
+    whose, states = optimizer.__name__, optimizer.states
     missing = [name for name in required if not names_in(name, state)] + ["step"] * ("step" not in state)
     if missing:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusedadam.contract import conversion, storage
 from fusedadam.contract.group_options import for_check
-from fusedadam.contract.role_arrays import LOW, for_state_dict, loaded_as
+from fusedadam.contract.role_arrays import LOW, for_state_dict
 from fusedadam.contract.weights import complete
 
 if TYPE_CHECKING:
@@ -101,24 +101,7 @@ def _converted(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[st
         conversion.check_options(theirs, loaded, {**optimizer.fixed, **kept}, name)
         merged.append({**ours, **theirs, **kept, "params": ours["params"]})
         optimizer.check(for_check(merged[-1]))
-
-    def states_of(group: Mapping[str, Any], param: Tensor) -> Sequence[str]:
-        return optimizer.specialized(dict(group), param).states
-
-    def stored(group: Mapping[str, Any], param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        return loaded_as(param, state, dict(group), optimizer.storage_of(dict(group), param).formats, optimizer.states)
-
-    copies = [state for state, declared in optimizer.states.items() if declared.initial == "param"]
-    names = conversion.Names(
-        name,
-        optimizer.rule.roles,
-        optimizer.also_called,
-        copies,
-        optimizer.rule.optional_states,
-        optimizer.states,
-        optimizer.step_if_uncounted,
-    )
-    return conversion.convert(state_dict, merged, states_of, stored, names)
+    return conversion.convert(type(optimizer), state_dict, merged)
 
 
 def _kept(optimizer: FusedOptimizer, group: Mapping[str, Any]) -> Sequence[str]:
