@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,54 +84,22 @@ def check_options(cls: type[FusedOptimizer], options: Group) -> None:
         )
 
 
-class Recorded(dict[str, Any]):
-    """Options that know which of them were asked for; copying or iterating asks for all of them."""
+class Recorded(UserDict[str, Any]):
+    """Options that know which of them were asked for; copying asks for all of them."""
 
     def __init__(self, options: Group) -> None:
-        super().__init__(options)
         self.asked: set[str] = set()
+        self.data = dict(options)
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
-        return super().get(name, default)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
-        return super().setdefault(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.asked.add(name)
-        return super().pop(name, *default)
-
-    def _all(self) -> dict[str, Any]:
-        names = [*super().keys()]
-        self.asked.update(names)
-        return {name: super(Recorded, self).__getitem__(name) for name in names}
-
-    def __iter__(self) -> Iterator[str]:  # also makes dict(options) and {**options} call keys()
-        return iter(self._all())
-
-    def keys(self) -> Any:
-        return self._all().keys()
-
-    def values(self) -> Any:
-        return self._all().values()
-
-    def items(self) -> Any:
-        return self._all().items()
-
-    def copy(self) -> dict[str, Any]:
-        return self._all()
+        return self.data[name]
 
     def __or__(self, other: Any) -> Any:
-        return self._all() | other
+        return {**self, **other}
 
     def __ror__(self, other: Any) -> Any:
-        return other | self._all()
+        return {**other, **self}
 
 
 def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
@@ -151,7 +120,7 @@ def check_effects(cls: type[FusedOptimizer], options: Group) -> None:
 
 def options_read(cls: type[FusedOptimizer], options: Group) -> frozenset[str]:
     """The options that the rule's flags and hyper-parameters follow from."""
-    read = Recorded(options)
+    read: Any = Recorded(options)
     for name in _needed(cls):
         cls.value(read, name)
     return frozenset(read.asked)

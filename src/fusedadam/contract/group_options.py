@@ -94,11 +94,12 @@ class GroupOptions:
             return last
         flags, options, kept, lr_at = last.flags, last.hyper_parameters, last.storage, last.lr_at
         if changed or not same_keys:
-            kept, recorded, needed = storage.key(declared, group), Recorded(group), declared.rule.hyper_parameters
+            recorded: Any = Recorded(group)
+            kept, needed = storage.key(declared, group), declared.rule.hyper_parameters
             flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
             others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
             if not same_keys:
-                together = Recorded(for_check(group))
+                together: Any = Recorded(for_check(group))
                 declared.check(together, ())  # a class may check options against each other
                 self._checks_lr = "lr" in together.asked
             is_alone = not self._checks_lr and "lr" not in recorded.asked and "lr" not in declared.derived
