@@ -249,7 +249,7 @@ def apply_in_place(
 def options_of(hyper_parameters: Sequence[Any], revisions: Iterator[int] = itertools.count(1)) -> Options:  # noqa: B008
     """The options of each group, other ones than before."""
     revision = next(revisions)
-    return Options([], list(hyper_parameters), [], False, revision, revision)
+    return Options([], list(hyper_parameters), False, False, revision, revision)
 
 
 def exact(case: Case, roles: list[dict[str, Tensor]], step: float | None = None) -> list[dict[str, Tensor]]:

@@ -153,12 +153,8 @@ class InBackward:
                 "watch_norms=True would make stepping in backward wait for the other processes at every parameter that "
                 "is sharded among them; set watch_norms=False, or use optimizer.step()"
             )
-        is_followed = param in copies.params
         with torch._C.DisableTorchFunction():
-            prepared = stepper.prepare(targets, options, NO_AMP, optimizer.watch_norms)
-            if is_followed:
-                optimizer._refresh_copies([param])
-            stepper.run(prepared)
+            stepper.run(stepper.prepare(targets, options, NO_AMP, optimizer.watch_norms))
         copies.params.pop(param, None)  # no step in backward is skipped
         self._updated.add(param)
         param.grad = None

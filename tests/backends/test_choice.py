@@ -91,7 +91,7 @@ def test_without_numba_it_runs_eagerly_with_one_warning_that_says_what_to_instal
     said = [str(w.message) for w in caught if "fusedadam" in str(w.message)]
     assert len(said) == 1
     assert "pip install numba" in said[0]
-    assert optimizer._stepper.plan.launches[0].needs_tensors
+    assert optimizer._stepper.last_plan.launches[0].needs_tensors
     assert (param < 1).all()
 
 

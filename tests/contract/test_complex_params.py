@@ -187,7 +187,7 @@ def test_one_launch_for_complex_and_real_parameters():
     real.grad = torch.ones(3)
     optimizer = fusedadam.AdamW([real, pair])
     optimizer.step()
-    assert len(optimizer._stepper.plan.launches) == 1
+    assert len(optimizer._stepper.last_plan.launches) == 1
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")

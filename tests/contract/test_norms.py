@@ -145,11 +145,11 @@ def test_asking_now_and_then_makes_no_new_plans():
         set_grads(params, step)
         optimizer.watch_norms = step % 2 == 1
         optimizer.step()
-        plans[optimizer.watch_norms].add(id(optimizer._stepper.plan))
-        assert optimizer._stepper.plan.measures_norms == optimizer.watch_norms
+        plans[optimizer.watch_norms].add(id(optimizer._stepper.last_plan))
+        assert optimizer._stepper.last_plan.measures_norms == optimizer.watch_norms
     assert [len(made) for made in plans.values()] == [1, 1]
     optimizer.add_param_group({"params": parameters()[:1]})
-    assert optimizer._stepper.other_plan is None
+    assert not optimizer._stepper.plans
     norms, expected = watched_step(optimizer, params_of(optimizer))
     torch.testing.assert_close(norms.values, expected, rtol=2e-6, atol=0)
 

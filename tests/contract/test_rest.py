@@ -451,7 +451,7 @@ for make in (fusedadam.AdamW, fusedadam.AdamP, fusedadam.EmaAdamW, fusedadam.Ber
     optimizer = make(params)
     params[0].grad = torch.ones(3, 4)
     optimizer.step()
-    assert not optimizer._stepper.plan.launches[0].needs_tensors, "eagerly"
+    assert not optimizer._stepper.last_plan.launches[0].needs_tensors, "eagerly"
 print((params[0] < 1).all().item())
 """
 

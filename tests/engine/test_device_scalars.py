@@ -165,7 +165,7 @@ def test_the_number_of_the_step_for_the_noise_of_stochastic_rounding():
     param.grad = torch.ones_like(param)
     optimizer = fusedadam.AdamW([param], backend="triton", storage="16bit")
     optimizer.step()
-    (launch,) = optimizer._stepper.plan.launches
+    (launch,) = optimizer._stepper.last_plan.launches
     table = launch.table
     assert table.is_stochastic
     kernel = DeviceScalars(optimizer.rule, table, torch.tensor([41.0]), slice(None), np.zeros(1, dtype=np.int64))

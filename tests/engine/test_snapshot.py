@@ -280,15 +280,15 @@ def test_one_launch_whatever_the_number_of_groups_and_it_is_kept():
     for p in params:
         p.grad = torch.randn(5)
     optimizer.step()
-    plan = optimizer._stepper.plan
+    plan = optimizer._stepper.last_plan
     assert len(plan.launches) == 1
     for p in params:
         p.grad = torch.randn(5)
     optimizer.step()
-    assert optimizer._stepper.plan is plan, "new gradients at other addresses do not make a new plan"
+    assert optimizer._stepper.last_plan is plan, "new gradients at other addresses do not make a new plan"
     params[3].grad = None
     optimizer.step()
-    assert optimizer._stepper.plan is not plan
+    assert optimizer._stepper.last_plan is not plan
 
 
 def rebuilt(state):

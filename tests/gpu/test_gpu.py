@@ -107,7 +107,7 @@ def test_several_devices_and_dtypes_in_one_group():
     alone = [p.detach().clone() for p in params]
     optimizer = fusedadam.AdamW(params, lr=1e-2)
     optimizer.step()
-    assert len(optimizer._stepper.plan.launches) == 3
+    assert len(optimizer._stepper.last_plan.launches) == 3
     for p, start in zip(params, alone, strict=True):
         adamw_(start, p.grad, torch.zeros_like(start), torch.zeros_like(start), step=1, lr=1e-2, weight_decay=1e-2)
         assert torch.equal(p.detach(), start)
@@ -171,8 +171,8 @@ def test_extra_memory_of_a_step_is_under_one_percent():
     param.grad = torch.randn_like(param)
     optimizer = fusedadam.AdamW([param])
     optimizer.step()
-    del optimizer._stepper.plan  # building the tables counts as well
-    optimizer._stepper.plan = None
+    optimizer._stepper.forget_plans()  # building the tables counts as well
+    optimizer._stepper.last_plan = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -186,7 +186,8 @@ def test_extra_memory_of_adamp_is_sixteen_bytes_a_row(shape):
     param.grad = torch.randn_like(param)
     optimizer = fusedadam.AdamP([param])
     optimizer.step()
-    optimizer._stepper.plan = optimizer._stepper.last_plan = None  # building the tables counts as well
+    optimizer._stepper.forget_plans()  # building the tables counts as well
+    optimizer._stepper.last_plan = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

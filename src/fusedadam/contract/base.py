@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
@@ -226,16 +226,12 @@ class FusedOptimizer(Reports):
             nonfinite.check(params, self._is_under_zero)
             found_inf = nonfinite.found(params, found_inf)
         amp = NO_AMP if grad_scale is None and found_inf is None else Amp(grad_scale, found_inf)
-        copies = self._copies
-        followed = [param for param in [*copies.params] if param.grad is not None] if copies.params else []
         prepared = self._stepper.prepare(self._targets(), options, amp, self._watches_norms)
         if is_first and wrappers.checkpoint_creates_states():
             return
-        if followed:
-            self._refresh_copies(followed)
         found_inf = self._stepper.run(prepared)
-        if copies.params:
-            copies.settle(self.state)
+        if self._copies.params:
+            self._copies.settle(self.state)
         if options.skips_nonfinite and found_inf is not None:
             self._skipped = (found_inf.reshape(()) != 0) + self._skipped
 
@@ -265,9 +261,9 @@ class FusedOptimizer(Reports):
         """``optimizer.state`` without what users put there under other keys, as torch allows."""
         return [(param, self.state[param]) for param in self._params() if param in self.state]
 
-    def _refresh_copies(self, params: Sequence[Tensor] | None = None) -> None:
-        """Until their first step, states that begin as copies of the parameters follow them; of all unless given."""
-        self._copies.refresh(self.state, self.states, params)
+    def _refresh_copies(self) -> None:
+        """Until their first step, states that begin as copies of the parameters follow them."""
+        self._copies.refresh(self.state, self.states)
 
     def _check_may_step(self) -> None:
         if self._no_steps is not None:

@@ -33,17 +33,18 @@ class Reading(NamedTuple):
 
     flags: Flags
     hyper_parameters: HyperParameters
-    storage: Any  # how parameters are kept: equal if nothing about it has changed
+    plan: Any  # flags, storage and backend, which a plan depends on
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
     skips_nonfinite: bool
-    structure: int  # another number whenever more has changed than the learning rate
+    on_device: bool  # steps are counted, or a hyper-parameter is, on the device
+    structure: int  # another number whenever ``plan`` has changed
     lr_at: int | None  # which hyper-parameter is the learning rate; None if others, or checks, follow from it
     lr_seen_at: int | None  # where its value is among ``seen``; None if it cannot change alone
 
 
-UNREAD = Reading((), (), None, [], {}, frozenset(), False, 0, None, None)
+UNREAD = Reading((), (), None, [], {}, frozenset(), False, False, 0, None, None)
 
 
 class GroupOptions:
@@ -73,8 +74,8 @@ class GroupOptions:
             self._last = Options(
                 [r.flags for r in read],
                 [r.hyper_parameters for r in read],
-                [r.storage for r in read],
                 any(r.skips_nonfinite for r in read),
+                any(r.on_device for r in read),
                 max([r.structure for r in read], default=0),  # the last one that has changed
                 next(self._revisions),
             )
@@ -92,33 +93,46 @@ class GroupOptions:
             self._check_changed(group, changed)
         elif same_keys and all(map(operator.is_, values, seen)):
             return last
-        flags, options, kept, lr_at = last.flags, last.hyper_parameters, last.storage, last.lr_at
-        if changed or not same_keys:
-            recorded: Any = Recorded(group)
-            kept, needed = storage.key(declared, group), declared.rule.hyper_parameters
-            flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
-            others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
-            if not same_keys:
-                together: Any = Recorded(for_check(group))
-                declared.check(together, ())  # a class may check options against each other
-                self._checks_lr = "lr" in together.asked
-            is_alone = not self._checks_lr and "lr" not in recorded.asked and "lr" not in declared.derived
-            lr_at = needed.index("lr") if "lr" in needed and is_alone else None
-            if any(name in group and name not in recorded.asked for name in WITHOUT_EFFECT):
-                check_effects(declared, group)
-            options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
-            is_kept_otherwise = (kept, flags) != (last.storage, last.flags) and group.get("storage") is not None
-            if is_kept_otherwise and not declared.__module__.startswith("fusedadam."):
-                refusals.check_signs(declared, flags, options)
+        new = self._derived(group, last, same_keys) if changed or not same_keys else last
         mutable = [n for n in (*last.mutable, *found) if n in group and _is_mutable(group[n])]
-        checked = {**last.checked, **found} if same_keys else found
-        lr_seen_at = None if lr_at is None or mutable or "lr" not in group else count + now.index("lr")
-        skips, revision = bool(group.get("skip_nonfinite")), next(self._revisions)
-        return Reading(flags, options, kept, now, checked, frozenset(mutable), skips, revision, lr_at, lr_seen_at)
+        return new._replace(
+            seen=now,
+            checked={**last.checked, **found} if same_keys else found,
+            mutable=frozenset(mutable),
+            skips_nonfinite=bool(group.get("skip_nonfinite")),
+            lr_seen_at=None if new.lr_at is None or mutable or "lr" not in group else count + now.index("lr"),
+        )
+
+    def _derived(self, group: Group, last: Reading, same_keys: bool) -> Reading:
+        """What follows from options that have changed: flags, hyper-parameters, and what plans depend on."""
+        recorded: Any = Recorded(group)
+        declared, needed = self._optimizer, self._optimizer.rule.hyper_parameters
+        flags = tuple([bool(declared.value(recorded, name)) for name in declared._flags])
+        others = {n: _number(n, declared.value(recorded, n)) for n in needed if n != "lr"}
+        if not same_keys:
+            together: Any = Recorded(for_check(group))
+            declared.check(together, ())  # a class may check options against each other
+            self._checks_lr = "lr" in together.asked
+        is_alone = not self._checks_lr and "lr" not in recorded.asked and "lr" not in declared.derived
+        if any(name in group and name not in recorded.asked for name in WITHOUT_EFFECT):
+            check_effects(declared, group)
+        options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
+        plan = flags, storage.key(declared, group), group.get("backend")
+        is_other = plan != last.plan
+        if is_other and group.get("storage") is not None and not declared.__module__.startswith("fusedadam."):
+            refusals.check_signs(declared, flags, options)
+        return last._replace(
+            flags=flags,
+            hyper_parameters=options,
+            plan=plan,
+            on_device=bool(group.get("capturable")) or any(map(_is_on_device, options)),
+            structure=next(self._revisions) if is_other else last.structure,
+            lr_at=needed.index("lr") if "lr" in needed and is_alone else None,
+        )
 
     def _scheduled(self, now: list[Any], last: Reading) -> Reading | None:
         """A short way for what most schedulers do in every step: another learning rate, and nothing else."""
-        flags, before, kept, seen, checked, mutable, skips, structure, k, at = last
+        flags, before, plan, seen, checked, mutable, skips, on_device, structure, k, at = last
         if at is None or k is None or len(now) != len(seen):
             return None
         lr = now[at]
@@ -133,7 +147,7 @@ class GroupOptions:
         if check is not checks.number:  # which has just been made
             check("lr", lr)
         options = (*before[:k], lr, *before[k + 1 :])
-        return Reading(flags, options, kept, now, {**checked, "lr": lr}, mutable, skips, structure, k, at)
+        return Reading(flags, options, plan, now, {**checked, "lr": lr}, mutable, skips, on_device, structure, k, at)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
         # numbers, as schedulers change them, are what they seem

@@ -152,7 +152,8 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     """The memory of plans: tables of addresses and scalars, sums by row and by segment."""
     in_backward = optimizer._in_backward.steppers.values() if optimizer._in_backward is not None else ()
     steppers = [optimizer._stepper, *in_backward]
-    plans = [plan for s in steppers for plan in (s.last_plan, s.other_plan, *s.captured_plans) if plan is not None]
+    kept = [plan for s in steppers for _, plan in s.plans.values()]
+    plans = [*kept, *(plan for s in steppers for plan in (s.last_plan, *s.captured_plans) if plan is not None)]
     seen: set[int] = set()
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States, prepare_plan
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
-from fusedadam.rules.rule import PARAM_FLAGS, HyperParameters, SpecializedRule
+from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -58,17 +58,12 @@ class PreparedStep(NamedTuple):
     tensors: Tensors
     options: Options
     amp: Amp
+    followed: list[Tensor]  # parameters with copies that still follow them
 
 
-class PlanKey(NamedTuple):
-    """What a plan depends on besides the tensors."""
-
-    on_device: bool  # the host does not know, or may not ask, which step this is or what a scalar is
-    sizes: list[int]  # of the groups
-    backends: list[str | None]
-    flags: list[Flags]
-    storages: list[Any]
-    measures_norms: bool
+# What a plan depends on besides the tensors: ``Options.structure_revision``, the sizes of the groups, and whether steps
+# are counted on the device
+PlanKey: TypeAlias = tuple[int, list[int], bool]
 
 
 class Stepper:
@@ -79,35 +74,32 @@ class Stepper:
     """
 
     def __init__(self, optimizer: type[FusedOptimizer], copies: Copies, is_under_zero: bool = False) -> None:
-        self.plan: Plan | None = None  # of the last step; None if the next one must make another
+        # by whether they measure norms: some loops ask for these every 100 steps
+        self.plans: dict[bool, tuple[PlanKey, Plan]] = {}
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
         self._optimizer, self._copies, self._is_under_zero = optimizer, copies, is_under_zero
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
-        self._plan_key: PlanKey | None = None  # of the last plan
-        # the last plan that did the other thing: measured norms, or did not. Some loops ask for them every 100 steps
-        self.other_plan: Plan | None = None
-        self._other_key: PlanKey | None = None
-        self._key_of: tuple[int, PlanKey] | None = None  # of the last options, by their structure
 
     def prepare(self, targets: Targets, options: Options, amp: Amp, measures_norms: bool = False) -> PreparedStep:
         """Finds the plan or makes one. Everything is checked here; no parameter is written.
 
         ``options``: as ``read`` has just read them.
         """
-        params = targets.params
-        key, captured = self._key(targets, options, amp, measures_norms), capturing()
-        if self._plan_key is not None and self._plan_key.measures_norms != measures_norms:
-            self._exchange_plans()
+        params, captured = targets.params, capturing()
+        on_device = options.on_device or self._step_counts.on_device or (amp is not NO_AMP and amp.is_on_device)
+        key = options.structure_revision, [*map(len, targets.params_by_group)], on_device
+        copies = self._copies.params
+        followed = [param for param in params if param in copies and param.grad is not None] if copies else []
         # taken away first: if this is interrupted between compare() and place(), the next step makes another plan
-        plan, self.plan = self.plan, None
-        if captured or key != self._plan_key:
+        known, plan = self.plans.pop(measures_norms, (None, None))
+        if captured or key != known:
             plan = None
         for _ in range(ATTEMPTS):
             if plan is None:
                 try:
-                    plan, self._plan_key = self._make_plan(targets, options.flags, key, amp), key
+                    plan = self._make_plan(targets, options.flags, on_device, measures_norms, amp)
                 except Replaced:
                     continue
             answer, tensors = plan.snapshot.compare(params, targets.states)
@@ -116,8 +108,13 @@ class Stepper:
             if answer != CHANGED and plan.snapshot.is_of_expected:
                 if amp.grad_scale is not None:
                     plan.check_grads_can_be_unscaled(tensors)
-                self._keep(plan, captured)
-                return PreparedStep(plan, targets, params, tensors, options, amp)
+                self.last_plan = plan
+                if captured:
+                    self.captured_plans.append(plan)
+                    self._step_counts.in_graph = True
+                else:
+                    self.plans[measures_norms] = key, plan
+                return PreparedStep(plan, targets, params, tensors, options, amp, followed)
             plan = None
         raise RuntimeError(
             "another thread replaces parameters, gradients or states of this optimizer faster than step() can look at "
@@ -127,7 +124,9 @@ class Stepper:
     def run(self, prepared: PreparedStep) -> Tensor | None:
         """Takes the step, unless an infinity was found. Where only the device knows, the kernels ask. Returns whether
         one was found, here or elsewhere, if anyone has looked."""
-        plan, targets, params, tensors, options, amp = prepared
+        plan, targets, params, tensors, options, amp, followed = prepared
+        if followed:
+            self._copies.refresh(targets.states, self._optimizer.states, followed)
         if amp.found_inf is not None:
             found_inf = wrappers.found_anywhere(amp.found_inf, plan.meshes)
             if plan.is_hosted and found_inf.item() != 0:
@@ -139,33 +138,13 @@ class Stepper:
             plan.run(params, tensors, self._step_counts, options, amp)
             return amp.found_inf
         with wrappers.zero_gradients(lacking):
-            plan, _, params, tensors, _, _ = self.prepare(targets, options, amp, plan.measures_norms)
-            plan.run(params, tensors, self._step_counts, options, amp)
+            prepared = self.prepare(targets, options, amp, plan.measures_norms)
+            prepared.plan.run(params, prepared.tensors, self._step_counts, options, amp)
         return amp.found_inf
 
     def forget_plans(self) -> None:
         """The next step makes another plan."""
-        self.plan = self.other_plan = None
-
-    def _exchange_plans(self) -> None:
-        plan, key = self.plan, self._plan_key
-        self.plan, self._plan_key = None, None  # first: this may be interrupted
-        self.plan, self._plan_key, self.other_plan, self._other_key = self.other_plan, self._other_key, plan, key
-
-    def _key(self, targets: Targets, options: Options, amp: Amp, measures_norms: bool) -> PlanKey:
-        """Nearly all steps find the options of the last one, or another learning rate: then the key is known. Counts
-        that are on the device, as with a GradScaler, stay there."""
-        sizes = [*map(len, targets.params_by_group)]
-        if self._key_of is not None:
-            known, key = self._key_of
-            same = key.measures_norms == measures_norms and key.sizes == sizes
-            if same and known == options.structure_revision and (amp is NO_AMP or key.on_device):
-                return key
-        on_device = self._counts_on_device(targets.groups, options.hyper_parameters, amp)
-        chosen = [group.get("backend") for group in targets.groups]
-        key = PlanKey(on_device, sizes, chosen, options.flags, options.storages, measures_norms)
-        self._key_of = options.structure_revision, key
-        return key
+        self.plans.clear()
 
     def read(self, groups: Sequence[Group]) -> Options:
         """The flags and hyper-parameters of each group, checked if they have changed."""
@@ -210,27 +189,9 @@ class Stepper:
             for chosen in self.read(groups).flags
         ]
 
-    def _counts_on_device(self, groups: Sequence[Group], hyper_parameters: list[HyperParameters], amp: Amp) -> bool:
-        """Whether the host does not know, or may not ask, which step this is or what a scalar is."""
-        return (
-            self._step_counts.on_device
-            or any(group.get("capturable") for group in groups)
-            or any(
-                isinstance(t, Tensor) and t.device.type != "cpu" for values in (*hyper_parameters, amp) for t in values
-            )
-        )
-
-    def _keep(self, plan: Plan, captured: bool) -> None:
-        self.last_plan = plan
-        if captured:
-            self.captured_plans.append(plan)
-            self._step_counts.in_graph = True
-        else:
-            self.plan = plan
-
     @outside_inference_mode()
-    def _make_plan(self, targets: Targets, flags: list[Flags], key: PlanKey, amp: Amp) -> Plan:
-        params, rule, norms = targets.params, self._optimizer.rule, key.measures_norms
+    def _make_plan(self, targets: Targets, flags: list[Flags], on_device: bool, norms: bool, amp: Amp) -> Plan:
+        params, rule = targets.params, self._optimizer.rule
         self.check_sums(targets.groups, params)
         if norms and wrappers.are_flat(params):
             raise ValueError(
@@ -260,7 +221,7 @@ class Stepper:
                 index += 1
         is_scaled = amp.grad_scale is not None
         states, counts = targets.states, self._step_counts
-        prepared = prepare_plan(rule, participants, params, states, counts, key.on_device, is_scaled)
+        prepared = prepare_plan(rule, participants, params, states, counts, on_device, is_scaled)
         return prepared.commit(states, counts, norms)
 
     def _new_state(

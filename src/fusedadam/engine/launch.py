@@ -26,6 +26,10 @@ class Amp(NamedTuple):
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
+    @property
+    def is_on_device(self) -> bool:
+        return any(t is not None and t.device.type != "cpu" for t in self)
+
     def on(self, device: torch.device) -> Amp:
         if self.grad_scale is None and self.found_inf is None:  # in most steps
             return self

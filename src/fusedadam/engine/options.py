@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fusedadam.rules.rule import HyperParameters
 
@@ -14,7 +14,7 @@ class Options(NamedTuple):
 
     flags: list[Flags]
     hyper_parameters: list[HyperParameters]
-    storages: list[Any]  # how parameters are kept: equal if nothing about it has changed
     skips_nonfinite: bool  # in any group
-    structure_revision: int  # another number whenever more than a learning rate has changed
+    on_device: bool  # the host does not know, or may not ask, which step this is or what a scalar is
+    structure_revision: int  # another number whenever flags, storage or backend of a group have changed
     revision: int  # another number whenever anything has changed
