@@ -13,7 +13,7 @@ import torch
 import fusedadam
 from fusedadam.ascend.mindspeed import FusedEmaAdamW
 from fusedadam.catalog import CATALOG
-from fusedadam.contract import decay
+from fusedadam.contract import declarations
 from tests.support import F64, QUICK_PLACES
 
 # optimizers with the option, decoupled where that is a choice; Adan's own decay has a test of its own
@@ -159,7 +159,7 @@ def test_others_have_no_such_option(name):
 def test_a_weight_decay_that_the_host_does_not_know():
     group = {"weight_decay": torch.empty((), device="meta"), "peak_lr": PEAK}
     with pytest.raises(ValueError, match="divides weight_decay on the host, and that is a tensor on meta"):
-        decay.RELATIVE_TO_LR["weight_decay"](group)
+        declarations.RELATIVE_TO_LR["weight_decay"](group)
 
 
 def test_a_schedule_keeps_to_the_short_way():

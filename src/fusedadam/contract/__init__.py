@@ -3,10 +3,9 @@
 An optimizer declares its rule, states and options. Everything else that a user of torch.optim expects of it is here,
 and so is what every optimizer has on top: storage formats, norms, reports of memory.
 
-declarations.py   what a class declares: states, options, and flags that follow from options
+declarations.py   what a class declares: states, options, flags that follow from options, and ``peak_lr``
 common_options.py the options that optimizers have in common, and their defaults
 class_checks.py   does a class agree with its rule?
-decay.py          weight decay that does not depend on how large the learning rate is
 base.py           the base class: groups, closure, ``step()``
 around_step.py    what torch puts around ``step()``: TorchDynamo, hooks, the profiler
 group_options.py  the options of all groups, checked when they change
@@ -18,8 +17,7 @@ copies.py         states that begin as copies of the parameters, and follow them
 weights.py        weights as float32: saved, loaded, and left out
 state_dicts.py    saving and loading
 conversion.py     state dicts saved by other optimizers: converted, or refused
-reports.py        what an optimizer can be asked after a step
-norms.py          norms of gradients, updates and weights: ``norms()``
+reports.py        what an optimizer can be asked after a step: norms, and values that its rule reports
 memory.py         how much memory an optimizer keeps: ``repr`` and ``memory_summary()``
 wrappers.py       what FSDP, ZeRO, distributed checkpoints, GradScaler and Lightning expect
 refusals.py       what is refused because it would go wrong silently

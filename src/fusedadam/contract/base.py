@@ -16,10 +16,8 @@ from fusedadam.contract import (
     advice,
     around_step,
     class_checks,
-    decay,
     memory,
     nonfinite,
-    norms,
     refusals,
     state_dicts,
     storage,
@@ -28,8 +26,8 @@ from fusedadam.contract import (
 )
 from fusedadam.contract.conversion import check_is_state_dict
 from fusedadam.contract.copies import Copies
-from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Group, State
-from fusedadam.contract.reports import Reports
+from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Group, State, check_is_decoupled
+from fusedadam.contract.reports import Norms, Reports, of_last_step
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.options import Options
@@ -106,7 +104,7 @@ class FusedOptimizer(Reports):
             if name in group:
                 cls.options[name](name, group[name])
         storage.check(cls, group)
-        decay.check_is_decoupled(cls, group)
+        check_is_decoupled(cls, group)
         if group.get("foreach") and group.get("fused"):
             raise RuntimeError("foreach=True and fused=True exclude each other; every step is fused, so leave them out")
 
@@ -173,10 +171,10 @@ class FusedOptimizer(Reports):
         """A table to print: the memory of parameters, gradients, each state and launch tables, for each device."""
         return memory.summary(self)
 
-    def norms(self) -> norms.Norms:
+    def norms(self) -> Norms:
         """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
         measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
-        return norms.of_last_step(self)
+        return of_last_step(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

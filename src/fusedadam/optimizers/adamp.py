@@ -10,8 +10,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import Common, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.contract.declarations import DERIVED, OPTIONS, PEAK_LR, RELATIVE_TO_LR, State
 from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import abs, maximum, row_sum, sqrt, tensor_sum, where  # noqa: A004
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule

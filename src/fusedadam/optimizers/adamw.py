@@ -9,8 +9,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import Common, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.contract.declarations import DERIVED, OPTIONS, PEAK_LR, RELATIVE_TO_LR, State
 from fusedadam.rules.clipping import maximized_and_clipped
 from fusedadam.rules.ops import maximum, sqrt
 from fusedadam.rules.restraint import agreement, surprise

@@ -13,8 +13,7 @@ from fusedadam import checks
 from fusedadam.contract import role_arrays, weights, wrappers
 from fusedadam.contract.base import FusedOptimizer, Params
 from fusedadam.contract.common_options import OursAndTorchs, Unpack, takes
-from fusedadam.contract.decay import PEAK_LR, RELATIVE_TO_LR
-from fusedadam.contract.declarations import DERIVED, OPTIONS, State
+from fusedadam.contract.declarations import DERIVED, OPTIONS, PEAK_LR, RELATIVE_TO_LR, State
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.ops import minimum, sqrt, where
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
