@@ -178,15 +178,10 @@ class InBackward:
         """Forgets earlier steps."""
         self.steppers.clear()
 
-    def last_plans(self, params: list[Tensor]) -> dict[int, Plan]:
-        """The last plan of each parameter that took part in a step, by its index in ``params``."""
-        plans = {k: self.steppers[param].last_plan for k, param in enumerate(params) if param in self.steppers}
-        return {k: plan for k, plan in plans.items() if plan is not None}
-
-    def report(self, name: str, params: list[Tensor]) -> dict[int, float]:
-        """A value of the last step for each parameter that took part, by its index in ``params``."""
-        reports = {k: self.steppers[param].report(name) for k, param in enumerate(params) if param in self.steppers}
-        return {k: report[0] for k, report in reports.items() if report}
+    def last_plans(self, params: list[Tensor]) -> list[tuple[Plan, list[int]]]:
+        """The last plan of each parameter that took part in a step, with its index in ``params``."""
+        plans = [(self.steppers[param].last_plan, [k]) for k, param in enumerate(params) if param in self.steppers]
+        return [(plan, index) for plan, index in plans if plan is not None]
 
     def _group_of(self, optimizer: FusedOptimizer, param: Tensor) -> Group:
         groups = optimizer.param_groups

@@ -27,7 +27,7 @@ from fusedadam.contract import (
 from fusedadam.contract.conversion import check_is_state_dict
 from fusedadam.contract.copies import Copies
 from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Group, State, check_is_decoupled
-from fusedadam.contract.reports import Norms, Reports, of_last_step
+from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.options import Options
@@ -170,11 +170,6 @@ class FusedOptimizer(Reports):
     def memory_summary(self) -> str:
         """A table to print: the memory of parameters, gradients, each state and launch tables, for each device."""
         return memory.summary(self)
-
-    def norms(self) -> Norms:
-        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
-        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
-        return of_last_step(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -150,10 +150,6 @@ class Stepper:
         """The flags and hyper-parameters of each group, checked if they have changed."""
         return self._group_options.read(groups)
 
-    def report(self, name: str) -> dict[int, float]:
-        """A value of the last step for each parameter that took part, by its position among all."""
-        return {} if self.last_plan is None else self.last_plan.report(name)
-
     def has_sums(self, groups: Sequence[Group]) -> bool:
         """Whether a step sums at all, under the present options."""
         return any(specialized.has_sums for specialized in self._specialized_rules(groups))

@@ -17,7 +17,6 @@ from fusedadam import checks
 from fusedadam.engine.changes.names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.changes.snapshot import Slot, Snapshot, Tensors, prepare_loop
 from fusedadam.engine.launch import Amp, Launches, increment_versions
-from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.member import Roles
 from fusedadam.engine.options import Options
 from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
@@ -110,17 +109,6 @@ class Plan(PlacedLaunches):
             _local_roles({role: tensors[slot] for role, slot in slots.items()}) or self._absent_roles[k]
             for k, slots in enumerate(self.slots_of)
         ]
-
-    def report(self, name: str) -> dict[int, float]:
-        """A value by tensor of the last step, by the parameter's index in the optimizer; waits for the device."""
-        return {
-            self.indices[member]: value
-            for table, values in self.launches.report(name)
-            for member, value, grads in zip(
-                table.member_indices.tolist(), values.tolist(), table.value(GRADS_ANYWHERE).tolist(), strict=True
-            )
-            if grads
-        }
 
 
 @dataclass
