@@ -1,12 +1,12 @@
 """The options that optimizers have in common, declared once: their types and defaults.
 
     @takes(Common)
-    def __init__(self, params: Params, lr: float = 1e-3, **common: Unpack[Common]) -> None:
-        super().__init__(params, lr=lr, **common)
+    def __init__(self, params: Params, lr: float = 1e-3, **common: Unpack[Common]) -> None: ...
 
 Type checkers read the annotation. ``takes`` adds the defaults, and the signature that ``help()``, editors and trainers
-inspect. A class that accepts one of these options by position, as torch's does, has it in its own signature, and
-uses ``Ours`` or ``OursAndTorchs`` instead of ``Common``.
+inspect; it passes all arguments on to the base class, so that each is written once. A class that accepts one of these
+options by position, as torch's does, has it in its own signature, and uses ``Ours`` or ``OursAndTorchs`` instead of
+``Common``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_type_hints
 
 import torch
 
+from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import Backend
 from fusedadam.contract.storage import Storage
 
@@ -63,7 +64,7 @@ DEFAULTS: Common = {
 
 def takes(common: Any) -> Callable[[Init], Init]:
     """Decorates an ``__init__`` that ends in ``**common: Unpack[T]``; ``common`` is that T. Fills in the defaults, and
-    shows the whole signature."""
+    shows the whole signature. After the function, which may refuse arguments, all are passed on to the base class."""
     written, types = common.__annotations__, get_type_hints(common)
     defaults = {name: value for name, value in DEFAULTS.items() if name in types}
 
@@ -74,18 +75,21 @@ def takes(common: Any) -> Callable[[Init], Init]:
             inspect.Parameter(name, rest.KEYWORD_ONLY, default=value, annotation=written[name].__forward_arg__)
             for name, value in defaults.items()
         ]
-        known = {parameter.name for parameter in (*own, *shown)}
+        whole = signature.replace(parameters=[*own, *shown])
 
         @functools.wraps(init)
         def with_defaults(self: Any, *args: Any, **options: Any) -> None:
             for name in options:
-                if name not in known:  # the message that Python itself would give
+                if name not in whole.parameters:  # the message that Python itself would give
                     cls = init.__qualname__.removesuffix(".__init__")
                     raise TypeError(f"{cls}.__init__() got an unexpected keyword argument {name!r}")
             init(self, *args, **{**defaults, **options})
+            given = whole.bind(self, *args, **options)
+            given.apply_defaults()
+            FusedOptimizer.__init__(**given.arguments)
 
         made: Any = with_defaults
-        made.__signature__ = signature.replace(parameters=[*own, *shown])
+        made.__signature__ = whole
         made.__annotations__ = {name: t for name, t in init.__annotations__.items() if name != rest.name} | types
         return made  # type: ignore[no-any-return]
 

@@ -75,9 +75,5 @@ class Adadelta(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         foreach: bool | None = None, *, capturable: bool = False, maximize: bool = False, differentiable: bool = False,
         fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach, capturable=capturable,
-            maximize=maximize, differentiable=differentiable, fused=fused, max_grad_norm=max_grad_norm, **common,
-        )
+    ) -> None: ...
     # fmt: on

@@ -115,11 +115,7 @@ class AdamP(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
         peak_lr: float | None = None, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, delta=delta, wd_ratio=wd_ratio,
-            nesterov=nesterov, peak_lr=peak_lr, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
     def projections(self) -> dict[Tensor | str, str]:

@@ -133,11 +133,7 @@ class AdamW(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, peak_lr: float | None = None, cautious: bool = False,
         update_clipping: bool = False, decoupled_weight_decay: bool = True, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, peak_lr=peak_lr,
-            cautious=cautious, update_clipping=update_clipping, decoupled_weight_decay=decoupled_weight_decay, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
 
@@ -174,9 +170,5 @@ class Adam(AdamW):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, amsgrad: bool = False, *, decoupled_weight_decay: bool = False,
         **common: Unpack[Common],
-    ) -> None:
-        FusedOptimizer.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-            decoupled_weight_decay=decoupled_weight_decay, **common,
-        )
+    ) -> None: ...
     # fmt: on

@@ -97,9 +97,5 @@ class Adan(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
         peak_lr: float | None = None, maximize: bool = False, **common: Unpack[OursAndTorchs],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm,
-            no_prox=no_prox, peak_lr=peak_lr, maximize=maximize, **common,
-        )
+    ) -> None: ...
     # fmt: on

@@ -105,9 +105,5 @@ class AdEMAMix(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
         alpha: float = 2.0, *, alpha_warmup: int | None = None, beta3_warmup: int | None = None, eps: float = 1e-8,
         weight_decay: float = 0.0, peak_lr: float | None = None, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, alpha=alpha, alpha_warmup=alpha_warmup, beta3_warmup=beta3_warmup, eps=eps,
-            weight_decay=weight_decay, peak_lr=peak_lr, **common,
-        )
+    ) -> None: ...
     # fmt: on

@@ -119,11 +119,7 @@ class BertAdam(FusedOptimizer):
         schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
         maximize: bool = False, **common: Unpack[OursAndTorchs],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, warmup=warmup, t_total=t_total, schedule=schedule, b1=b1, b2=b2, e=e,
-            weight_decay=weight_decay, max_grad_norm=max_grad_norm, clip=clip, maximize=maximize, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
     def get_lr(self) -> list[float]:

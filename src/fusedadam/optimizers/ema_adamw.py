@@ -103,12 +103,7 @@ class EmaAdamW(FusedOptimizer):
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | str | None = None, max_grad_norm: float | None = None,
         peak_lr: float | None = None, **common: Unpack[OursAndTorchs],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_decay=ema_decay, ema_warmup=ema_warmup,
-            decoupled=decoupled, bias_correction=bias_correction, ema_dtype=ema_dtype, max_grad_norm=max_grad_norm,
-            peak_lr=peak_lr, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
     @contextlib.contextmanager

@@ -103,11 +103,7 @@ class Lamb(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
         weight_decay: float = 0.01, *, bias_correction: bool = True, max_weight_norm: float | None = None,
         adam: bool = False, use_global_grad_norm: bool = False, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm, adam=adam, use_global_grad_norm=use_global_grad_norm, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
     @classmethod

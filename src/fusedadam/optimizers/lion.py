@@ -75,8 +75,5 @@ class Lion(FusedOptimizer):
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0, *, peak_lr: float | None = None, cautious: bool = False, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, weight_decay=weight_decay, peak_lr=peak_lr, cautious=cautious, **common
-        )
+    ) -> None: ...
     # fmt: on

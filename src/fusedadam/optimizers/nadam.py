@@ -98,10 +98,5 @@ class NAdam(FusedOptimizer):
         weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         max_grad_norm: float | None = None, peak_lr: float | None = None, **common: Unpack[Ours],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
-            decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, max_grad_norm=max_grad_norm, peak_lr=peak_lr, **common,
-        )
+    ) -> None: ...
     # fmt: on

@@ -99,12 +99,7 @@ class RMSprop(FusedOptimizer):
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *,
         fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
-            capturable=capturable, foreach=foreach, maximize=maximize, differentiable=differentiable, fused=fused,
-            max_grad_norm=max_grad_norm, **common,
-        )
+    ) -> None: ...
     # fmt: on
 
 
@@ -146,9 +141,5 @@ class RMSpropTF(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.9, eps: float = 1e-10,
         weight_decay: float = 0, momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False,
         lr_in_momentum: bool = True, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered,
-            decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum, **common,
-        )
+    ) -> None: ...
     # fmt: on

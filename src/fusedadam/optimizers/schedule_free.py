@@ -101,11 +101,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
     def __init__(
         self, params: Params, lr: float | Tensor = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, warmup_steps: int = 0, **common: Unpack[Common],
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps, **common
-        )
-        self._trained = {}
+    ) -> None: ...
     # fmt: on
 
     _trained: dict[Tensor, Tensor] = {}  # y while the parameters hold x

@@ -86,8 +86,4 @@ class SGD(FusedOptimizer):
                 f"nesterov=True with momentum={momentum} and dampening={dampening}: it needs a momentum above 0 and "
                 "dampening=0"
             )
-        super().__init__(
-            params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-            **common,
-        )
     # fmt: on
