@@ -69,11 +69,9 @@ class Adadelta(FusedOptimizer):
     states = {"square_avg": State(signed=False, decay="rho"), "acc_delta": State(signed=False, decay="rho")}
     options = OPTIONS | {"rho": checks.fraction, "eps": checks.number}
 
-    # fmt: off
     @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         foreach: bool | None = None, *, capturable: bool = False, maximize: bool = False, differentiable: bool = False,
         fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

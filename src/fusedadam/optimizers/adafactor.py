@@ -106,11 +106,9 @@ class Adafactor(FusedOptimizer):
         "own_eps": lambda group: group["eps"][0] is not None,
     }  # fmt: skip
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3), d: float = 1.0, weight_decay: float = 0.0, *,
         peak_lr: float | None = None, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -109,14 +109,12 @@ class AdamP(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | RELATIVE_TO_LR
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, delta: float = 0.1, wd_ratio: float = 0.1, nesterov: bool = False, *,
         peak_lr: float | None = None, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
     def projections(self) -> dict[Tensor | str, str]:
         """What the last step did to each parameter that has taken one: ``"channel"``, ``"layer"`` or ``"none"``.

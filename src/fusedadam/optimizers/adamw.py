@@ -127,14 +127,12 @@ class AdamW(FusedOptimizer):
     derived = DERIVED | RELATIVE_TO_LR | {"decoupled": lambda group: group.get("decoupled_weight_decay", True)}
     kept = (*FusedOptimizer.kept, "decoupled_weight_decay")
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, peak_lr: float | None = None, cautious: bool = False,
         update_clipping: bool = False, decoupled_weight_decay: bool = True, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
 
 class Adam(AdamW):
@@ -164,11 +162,9 @@ class Adam(AdamW):
     fixed = {"cautious": False, "update_clipping": False}
     kept = FusedOptimizer.kept
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, amsgrad: bool = False, *, decoupled_weight_decay: bool = False,
         **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -91,11 +91,9 @@ class Adan(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | RELATIVE_TO_LR
 
-    # fmt: off
     @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-8, weight_decay: float = 0.0, max_grad_norm: float | None = None, no_prox: bool = False, *,
         peak_lr: float | None = None, maximize: bool = False, **common: Unpack[OursAndTorchs],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

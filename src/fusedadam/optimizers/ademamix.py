@@ -99,11 +99,9 @@ class AdEMAMix(FusedOptimizer):
         "log_beta3": lambda group: log(float(group["betas"][2])),
     }  # fmt: skip
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
         alpha: float = 2.0, *, alpha_warmup: int | None = None, beta3_warmup: int | None = None, eps: float = 1e-8,
         weight_decay: float = 0.0, peak_lr: float | None = None, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -112,15 +112,13 @@ class BertAdam(FusedOptimizer):
     derived = DERIVED | {f"clip_{whose}": functools.partial(clips_by, whose) for whose in CLIPS}
     also_called = {"next_m": "exp_avg", "next_v": "exp_avg_sq"}  # NVIDIA's
 
-    # fmt: off
     @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, warmup: float = -1, t_total: int = -1,
         schedule: str = "warmup_linear", b1: float = 0.9, b2: float = 0.999, e: float = 1e-6,
         weight_decay: float = 0.01, max_grad_norm: float | None = 1.0, *, clip: str = "parameter",
         maximize: bool = False, **common: Unpack[OursAndTorchs],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
     def get_lr(self) -> list[float]:
         """The learning rate that each parameter's next step will have."""

@@ -96,15 +96,13 @@ class EmaAdamW(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | RELATIVE_TO_LR
 
-    # fmt: off
     @takes(OursAndTorchs)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, ema_decay: float = 0.9999, *, ema_warmup: bool = True, decoupled: bool = True,
         bias_correction: bool = True, ema_dtype: torch.dtype | str | None = None, max_grad_norm: float | None = None,
         peak_lr: float | None = None, **common: Unpack[OursAndTorchs],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:

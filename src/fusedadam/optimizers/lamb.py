@@ -97,14 +97,12 @@ class Lamb(FusedOptimizer):
         "max_weight_norm": lambda group: math.inf if group["max_weight_norm"] is None else group["max_weight_norm"]
     }
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
         weight_decay: float = 0.01, *, bias_correction: bool = True, max_weight_norm: float | None = None,
         adam: bool = False, use_global_grad_norm: bool = False, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
     @classmethod
     def check(cls, group: Group, names: Iterable[str] | None = None) -> None:

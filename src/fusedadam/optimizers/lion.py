@@ -70,10 +70,8 @@ class Lion(FusedOptimizer):
     derived = DERIVED | RELATIVE_TO_LR
     step_if_uncounted = 1.0  # other packages keep no count, and nothing depends on it
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0, *, peak_lr: float | None = None, cautious: bool = False, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

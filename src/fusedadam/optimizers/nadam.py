@@ -91,12 +91,10 @@ class NAdam(FusedOptimizer):
         "anneal": lambda group: power(0.96, float(group["momentum_decay"])),
     }  # fmt: skip
 
-    # fmt: off
     @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         max_grad_norm: float | None = None, peak_lr: float | None = None, **common: Unpack[Ours],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -83,12 +83,10 @@ class RAdam(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | RELATIVE_TO_LR | {"decoupled": lambda group: group["decoupled_weight_decay"]}
 
-    # fmt: off
     @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         max_grad_norm: float | None = None, peak_lr: float | None = None, **common: Unpack[Ours],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -92,15 +92,13 @@ class RMSprop(FusedOptimizer):
     }  # fmt: skip
     fixed = {"eps_in_root": False, "decoupled_decay": False, "lr_in_momentum": False}
 
-    # fmt: off
     @takes(Ours)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, *,
         fused: bool | None = None, max_grad_norm: float | None = None, **common: Unpack[Ours],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
 
 class RMSpropTF(FusedOptimizer):
@@ -135,11 +133,9 @@ class RMSpropTF(FusedOptimizer):
     options = RMSprop.options | {"decoupled_decay": checks.boolean, "lr_in_momentum": checks.boolean}
     fixed = {"eps_in_root": True}
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-2, alpha: float = 0.9, eps: float = 1e-10,
         weight_decay: float = 0, momentum: float = 0.0, centered: bool = False, decoupled_decay: bool = False,
         lr_in_momentum: bool = True, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip

@@ -96,13 +96,11 @@ class ScheduleFreeAdamW(FusedOptimizer):
     }  # fmt: skip
     derived = DERIVED | {"warmup": lambda group: max(1, group["warmup_steps"])}
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, warmup_steps: int = 0, **common: Unpack[Common],
-    ) -> None: ...
-    # fmt: on
+    ) -> None: ...  # fmt: skip
 
     _trained: dict[Tensor, Tensor] = {}  # y while the parameters hold x
 

@@ -74,16 +74,14 @@ class SGD(FusedOptimizer):
     options = OPTIONS | {"momentum": checks.number, "dampening": checks.finite, "nesterov": checks.boolean}
     step_if_uncounted = 1.0  # torch's has no count; if there is a buffer, the first step has been taken
 
-    # fmt: off
     @takes(Common)
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, momentum: float = 0, dampening: float = 0,
         weight_decay: float | Tensor = 0, nesterov: bool = False, **common: Unpack[Common],
-    ) -> None:
+    ) -> None:  # fmt: skip
         # here alone, as in torch: later, a schedule may take momentum to 0 and back
         if nesterov and (checks.number("momentum", momentum) == 0 or checks.finite("dampening", dampening) != 0):
             raise ValueError(
                 f"nesterov=True with momentum={momentum} and dampening={dampening}: it needs a momentum above 0 and "
                 "dampening=0"
             )
-    # fmt: on
