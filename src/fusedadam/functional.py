@@ -29,22 +29,10 @@ Step: TypeAlias = int | Tensor | Sequence[int | Tensor]
 
 
 def adamw_(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    max_exp_avg_sq: Tensors | None = None,
-    *,
-    step: Step,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    weight_decay: float = 0.0,
-    eps: float = 1e-8,
-    amsgrad: bool = False,
-    maximize: bool = False,
-    backend: str | None = None,
-) -> None:
+    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, max_exp_avg_sq: Tensors | None = None, *,
+    step: Step, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, weight_decay: float = 0.0,
+    eps: float = 1e-8, amsgrad: bool = False, maximize: bool = False, backend: str | None = None,
+) -> None:  # fmt: skip
     """One step of AdamW, in place.
 
     Every tensor may be float32, float16, bfloat16 or float64, each its own; arithmetic is in float32 (float64 if the
@@ -85,23 +73,11 @@ def adamw_(
 
 
 def ema_adam_(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    ema: Tensors,
-    *,
-    step: Step,
-    lr: float = 1e-3,
-    ema_decay: float = 0.9999,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    mode: int = 1,
-    bias_correction: bool = True,
-    weight_decay: float = 0.0,
+    param: Tensors, grad: Tensors, exp_avg: Tensors, exp_avg_sq: Tensors, ema: Tensors, *,
+    step: Step, lr: float = 1e-3, ema_decay: float = 0.9999, beta1: float = 0.9, beta2: float = 0.999,
+    eps: float = 1e-8, mode: int = 1, bias_correction: bool = True, weight_decay: float = 0.0,
     backend: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """One step of Adam or AdamW and of the average of the updated parameter, in place. Otherwise as :func:`adamw_`.
 
     Args:
