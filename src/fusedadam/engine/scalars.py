@@ -12,7 +12,8 @@ There are three kinds of launch tables:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -87,7 +88,8 @@ class HostScalars:
         return every
 
 
-class FastPath(NamedTuple):
+@dataclass
+class FastPath:
     """On a device, never on a CPU: one function that runs the whole step, if only the number of the step, numbers among
     the options and addresses have changed."""
 
@@ -98,11 +100,13 @@ class FastPath(NamedTuple):
     live: Sequence[DeviceScalars]  # those that read user tensors, which may have moved
 
     def serves(self, options: Options, amp: Amp) -> bool:
+        """Whether a step with these options can take it; if so, the kernels have them."""
         if self.is_scaled != (amp is not NO_AMP):
             return False
         for kernel in self.live if options.revision == self.revision else self.kernels:
             if not kernel.follow(options.hyper_parameters):
                 return False
+        self.revision = options.revision
         return True
 
 
@@ -135,9 +139,6 @@ class Scalars:
         known = self._fast_path
         if known is None or not fits_a_kernel(steps) or not known.serves(options, amp):
             return None
-        if known.revision != options.revision:
-            _, is_scaled, run, kernels, live = known
-            self._fast_path = FastPath(options.revision, is_scaled, run, kernels, live)  # _replace takes a microsecond
         return known.run
 
     def set(self, steps: float | Floats, options: Options) -> None:
