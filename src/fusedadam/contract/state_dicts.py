@@ -26,18 +26,17 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
     def as_saved(_: Any, state_dict: dict[str, Any]) -> None:
         state, keys = state_dict["state"], conversion.keys_of_params(state_dict)
         state_dict["state"] = {key: for_state_dict(v) if key in keys else v for key, v in state.items()}
-
-    def add_decoupled_weight_decay(_: Any, state_dict: dict[str, Any]) -> None:
-        for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-            saved["decoupled_weight_decay"] = bool(optimizer.value(group, "decoupled"))
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(optimizer.register_state_dict_post_hook(as_saved, prepend=True).remove)
         if "decoupled" in optimizer.rule.flags:
-            # before the user's own hooks, which may return anything
-            hook = optimizer.register_state_dict_post_hook(add_decoupled_weight_decay, prepend=True)
-            stack.callback(hook.remove)
+            for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+                saved["decoupled_weight_decay"] = bool(optimizer.value(group, "decoupled"))
+
+    hook = optimizer.register_state_dict_post_hook(
+        as_saved, prepend=True
+    )  # before the user's, which may return anything
+    try:
         yield
+    finally:
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
     if param.is_complex():
         return Choice({}, dict.fromkeys(roles, "complex"))
     if param.dtype == torch.float64:
-        return _plain(roles, "f64", "float64")
+        return Choice(dict.fromkeys(roles, "f64"), dict.fromkeys(roles, "float64"))
     if param.dtype == torch.float16 and storage == "exact":
         raise ValueError(
             "storage='exact' needs bfloat16 or float32 parameters, and one is float16, which has no room for the bits "
@@ -192,8 +192,7 @@ def _keep_related_states_wide(
                 if not isinstance(storage, str):
                     raise ValueError(
                         f"storage[{each!r}]={titles[each]!r} cannot be used with {other if each == role else role}: "
-                        f"{why}; use 'float32', or "
-                        f"leave {each!r} out"
+                        f"{why}; use 'float32', or leave {each!r} out"
                     )
                 titles[each], reasons[each] = "float32", why
 
@@ -210,10 +209,8 @@ def _keep_slow_averages_wide(
                 f"storage[{role!r}]='slice8' cannot be used with {decay} above {SLOWEST}: the noise of 8 bits drowns "
                 "so slow an average; use 'bf16' or 'float32'"
             )
-        titles[role], reasons[role] = (
-            "bf16",
-            f"{decay} is above {SLOWEST}: the noise of 8 bits drowns so slow an average",
-        )
+        titles[role] = "bf16"
+        reasons[role] = f"{decay} is above {SLOWEST}: the noise of 8 bits drowns so slow an average"
 
 
 def _slow(optimizer: type[FusedOptimizer], group: Group) -> tuple[str, ...]:
@@ -253,10 +250,6 @@ def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -
     if param.shape[1:].numel() % PER_BLOCK:
         return f"product of all dimensions but the first not divisible by {PER_BLOCK}"
     return None
-
-
-def _plain(roles: Iterable[str], fmt: str, why: str) -> Choice:
-    return Choice(dict.fromkeys(roles, fmt), dict.fromkeys(roles, why))
 
 
 def _quoted(names: Iterable[str]) -> str:
