@@ -17,7 +17,7 @@ from fusedadam.cli.verify.bounded import ulp
 from fusedadam.clipping import clip
 from fusedadam.engine.launch import Amp, Launches
 from fusedadam.engine.member import Member
-from fusedadam.engine.options import Options
+from fusedadam.engine.scalars import Options
 from fusedadam.formats import compute_dtype
 from fusedadam.optimizers.adadelta import adadelta
 from fusedadam.optimizers.adafactor import adafactor

@@ -16,8 +16,8 @@ from fusedadam.contract.declarations import Group
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.contract.wrappers import are_flat
 from fusedadam.engine.launch import NO_AMP
-from fusedadam.engine.options import Options
 from fusedadam.engine.plan import Plan
+from fusedadam.engine.scalars import Options
 from fusedadam.tensors.shards import sharding_of
 
 __all__ = ["step_in_backward"]

@@ -30,7 +30,7 @@ from fusedadam.contract.declarations import DERIVED, OPTIONS, Check, Derive, Gro
 from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
-from fusedadam.engine.options import Options
+from fusedadam.engine.scalars import Options
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 

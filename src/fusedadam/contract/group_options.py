@@ -18,7 +18,7 @@ from fusedadam import checks
 from fusedadam.contract import refusals, storage
 from fusedadam.contract.class_checks import WITHOUT_EFFECT, Recorded, check_effects
 from fusedadam.contract.declarations import Group
-from fusedadam.engine.options import Flags, Options
+from fusedadam.engine.scalars import Flags, Options
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 

@@ -19,9 +19,9 @@ from fusedadam.contract.group_options import GroupOptions
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.launch import NO_AMP, Amp
-from fusedadam.engine.options import Flags, Options
 from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.plan import Plan, Replaced, States, prepare_plan
+from fusedadam.engine.scalars import Flags, Options
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule

@@ -6,7 +6,6 @@ come through here; backends implement backend.py.
 changes/                        have tensors moved since the last step?
 participant.py                  a parameter that takes part in a step, and the states that it needs
 plan.py                         what stays the same from step to step: prepared, committed, run
-options.py                      the options of all groups, and whether they have changed
 scalars.py                      who computes the scalars of which members, and who counts their steps
 step_counts.py                  how often each parameter was updated, on the host or on the device
 device_scalars.py               scalars that the device computes, by a kernel of the backend
@@ -15,7 +14,6 @@ unscaling.py                    gradients under a GradScaler, which a step leave
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table
 geometry.py                     members as rows, segments and chunks
-placed_launches.py              launches whose tensors may move between runs
 kept_launches.py                launches of operators and of clipping, kept from call to call
 reduction.py                    sums over shards: one all-reduce a round
 presence.py                     gradients that only some processes have, where processes share states

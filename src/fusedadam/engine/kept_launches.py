@@ -21,9 +21,8 @@ from torch import Tensor
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Slot, Snapshot
 from fusedadam.engine.geometry import Int64s
-from fusedadam.engine.launch import Launches, increment_versions
+from fusedadam.engine.launch import Launches, PlacedLaunches, increment_versions
 from fusedadam.engine.member import Roles
-from fusedadam.engine.placed_launches import PlacedLaunches
 from fusedadam.tensors.layout import extent
 from fusedadam.tensors.transfer import current_streams
 

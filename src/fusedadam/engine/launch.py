@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fusedadam import checks
 from fusedadam.engine.backend import Action, Backend, Joined, SharedTerm, sum_across_devices
+from fusedadam.engine.changes.snapshot import Snapshot
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member, Roles
@@ -219,6 +221,24 @@ class Launches:
             add_up = launches[0].backend.sum_across if one_home else sum_across_devices
             prepared.setdefault(summation.position, []).append(add_up(summation, list(term_lists.values())))
         return prepared
+
+
+class PlacedLaunches:
+    """``slots_of[k]``: the slot of the snapshot for each array of the k-th member, such as
+    ``{"param": 0, "grad": 1, "exp_avg": 2}``; empty if the member is absent."""
+
+    def __init__(self, launches: Launches, snapshot: Snapshot, slots_of: Sequence[Mapping[str, int]]) -> None:
+        self.launches, self.snapshot, self.slots_of = launches, snapshot, slots_of
+        self._address_slots = [  # of each table, [arrays, members]
+            (table, np.array([[slots_of[k][name] for k in table.member_indices.tolist()] for name in table.arrays]))
+            for table in (launch.table for launch in launches)
+            if not table.is_absent
+        ]
+
+    def place(self) -> None:
+        """Takes the present addresses from the snapshot to the tables."""
+        for table, slots in self._address_slots:
+            table.place(self.snapshot.addresses[slots])
 
 
 def increment_versions(written: Sequence[Tensor]) -> None:

@@ -16,13 +16,11 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.engine.changes.names import GRAD, NO_GRAD, PARAM
 from fusedadam.engine.changes.snapshot import Slot, Snapshot, Tensors, prepare_loop
-from fusedadam.engine.launch import Amp, Launches, increment_versions
+from fusedadam.engine.launch import Amp, Launches, PlacedLaunches, increment_versions
 from fusedadam.engine.member import Roles
-from fusedadam.engine.options import Options
 from fusedadam.engine.participant import Participant, StateDict, check_step_counts, prepare_states
-from fusedadam.engine.placed_launches import PlacedLaunches
 from fusedadam.engine.presence import Presence, presences
-from fusedadam.engine.scalars import Scalars, prepare_scalars
+from fusedadam.engine.scalars import Options, Scalars, prepare_scalars
 from fusedadam.engine.step_counts import HOST, Counts, StepCounts
 from fusedadam.engine.unscaling import Unscaling
 from fusedadam.formats.tensors import join_low

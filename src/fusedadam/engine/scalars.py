@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -24,12 +24,23 @@ from fusedadam.engine.device_scalars import DeviceScalars
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch import NO_AMP, Amp, Launches
 from fusedadam.engine.launch_table import LaunchTable
-from fusedadam.engine.options import Options
 from fusedadam.engine.participant import Participant, StateDict
 from fusedadam.engine.step_counts import HOST, Counts, Places, StepCounts
 from fusedadam.rules.rule import HyperParameters, Rule
 
+Flags: TypeAlias = tuple[bool, ...]
 LARGEST_NUMBER = (1 << 31) - 1  # of a step that a kernel is handed
+
+
+class Options(NamedTuple):
+    """Lists have one entry for each group. The revisions tell whether anything changed since an earlier step."""
+
+    flags: list[Flags]
+    hyper_parameters: list[HyperParameters]
+    skips_nonfinite: bool  # in any group
+    on_device: bool  # the host does not know, or may not ask, which step this is or what a scalar is
+    structure_revision: int  # another number whenever flags, storage or backend of a group have changed
+    revision: int  # another number whenever anything has changed
 
 
 class HostScalars:
