@@ -29,7 +29,6 @@ COLLECTED = {
     "sentence": "handed to Function.refuse",
     "f'its scalars, {name}: {error}'": "said in tracing.py",
     "f'fusedadam: {sentence}'": "handed to backends._warn",
-    "RuntimeError(self._no_steps)": "assigned to _no_steps",
     "ModuleNotFoundError(sentence(name))": "returned by missing.sentence",
     "AttributeError(missing.sentence(f'torch_npu.{name}'))": "returned by missing.sentence",
     "AttributeError(missing.sentence(f'torch_npu.optim.{name}'))": "returned by missing.sentence",
@@ -75,9 +74,6 @@ def spoken(node: ast.AST, place: str) -> Iterator[ast.expr]:
             yield node.args[HANDED_ON[name]]
     elif isinstance(node, ast.FunctionDef) and node.name == "sentence":
         yield from (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value)
-    elif isinstance(node, ast.Assign) and "_no_steps" in ast.unparse(node.targets[0]):
-        strings = [inner for inner in ast.walk(node.value) if isinstance(inner, ast.Constant)]
-        yield from (inner for inner in strings if isinstance(inner.value, str))
 
 
 def rendered(node: ast.expr, function: ast.AST | None) -> str:

@@ -224,7 +224,7 @@ def test_evaluating_the_average():
         optimizer = made()
         where = interrupted(lambda: evaluate(optimizer), at)
         assert same(optimizer, before), f"{where}: the trained weights are not back"
-        assert optimizer._no_steps is None, f"{where}: no step can be taken any more"
+        assert not optimizer._has_averages, f"{where}: no step can be taken any more"
         assert_same(train(optimizer, 1, start=5), train(made(), 1, start=5))
 
     optimizer = made()

@@ -62,7 +62,6 @@ class FusedOptimizer(Reports):
     kept: ClassVar[tuple[str, ...]] = ("backend", "storage")  # options that no state dict changes
     step_if_uncounted: ClassVar[float | None] = None
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
-    _no_steps: str | None = None  # why stepping is refused at the moment
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _copies: Copies  # the states that still follow their parameters
 
@@ -259,17 +258,11 @@ class FusedOptimizer(Reports):
         self._copies.refresh(self.state, self.states)
 
     def _check_may_step(self) -> None:
-        if self._no_steps is not None:
-            raise RuntimeError(self._no_steps)
         if capturing():
             refusals.check_may_be_captured(self)
 
     def _check_has_trained_weights(self) -> None:
-        if self._no_steps is not None:
-            raise RuntimeError(
-                "inside ema_weights() the model has averages, which the low bits of the trained weights do not belong "
-                "to; call this outside, or use ema_state_dict(model, dtype=torch.float32)"
-            )
+        """Optimizers that put averages into the model refuse while they are there."""
 
     def _reset(self) -> None:
         """Forgets earlier steps, so that the next one looks at everything."""

@@ -104,6 +104,8 @@ class EmaAdamW(FusedOptimizer):
         peak_lr: float | None = None, **common: Unpack[OursAndTorchs],
     ) -> None: ...  # fmt: skip
 
+    _has_averages = False  # the model, inside ema_weights()
+
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
         """Puts the averages into the model, and the trained weights back at the end, also after an error.
@@ -118,7 +120,7 @@ class EmaAdamW(FusedOptimizer):
         averaged = [(param, self._average(param)) for param, state in self._states_of_params() if "ema_params" in state]
         sharded = wrappers.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
-        outer, is_back = self._no_steps, False
+        outer, is_back = self._has_averages, False
 
         def put_back() -> None:
             nonlocal is_back
@@ -130,10 +132,10 @@ class EmaAdamW(FusedOptimizer):
                 is_back = True
 
         with contextlib.ExitStack() as stack:
-            stack.callback(setattr, self, "_no_steps", outer)
+            stack.callback(setattr, self, "_has_averages", outer)
             stack.callback(put_back)
             stack.callback(put_back)  # again, if Ctrl-C has interrupted the first
-            self._no_steps = "a step inside ema_weights() would be lost when the trained weights come back"
+            self._has_averages = True
             with torch.no_grad():
                 for param, ema in averaged:
                     param.copy_(ema)
@@ -158,6 +160,18 @@ class EmaAdamW(FusedOptimizer):
         return weights.replaced(
             self, model, average_of, "averages", "use ema_weights(), and take the state dict inside"
         )
+
+    def _check_may_step(self) -> None:
+        if self._has_averages:
+            raise RuntimeError("a step inside ema_weights() would be lost when the trained weights come back")
+        super()._check_may_step()
+
+    def _check_has_trained_weights(self) -> None:
+        if self._has_averages:
+            raise RuntimeError(
+                "inside ema_weights() the model has averages, which the low bits of the trained weights do not belong "
+                "to; call this outside, or use ema_state_dict(model, dtype=torch.float32)"
+            )
 
     def _average(self, param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The average of a parameter; without its low bits if they have no room in the dtype."""
