@@ -58,9 +58,6 @@ class Choice(NamedTuple):
         return not any(FORMATS[fmt].is_deferred for fmt in self.formats.values())
 
 
-PLAIN = Choice({}, {})
-
-
 def check(optimizer: type[FusedOptimizer], group: Group) -> None:
     """Refuses a ``storage`` that is unknown, or that a role cannot have."""
     storage = group.get("storage")
@@ -104,7 +101,7 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
     """``specialized``: the rule under the group's flags. Raises if the parameter allows no format."""
     storage = group.get("storage")
     if storage is None or is_lazy(param):
-        return PLAIN
+        return Choice({}, {})
     states = optimizer.states
     roles = [role for role in specialized.roles if role != "grad"]
     if param.is_complex():

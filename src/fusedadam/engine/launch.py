@@ -154,12 +154,6 @@ class Launches:
                 return True
         return False
 
-    @property
-    def amp_of_first(self) -> Amp:
-        """What the first launch has of a GradScaler, on its device."""
-        table = self._all[0].table
-        return Amp(table.grad_scale, table.found_inf)
-
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]], set_of: Int64s) -> None:
         """``scalars`` are the sets that differ; ``set_of[k]`` is the set of the k-th member."""
         for launch in self:

@@ -79,7 +79,8 @@ class Plan(PlacedLaunches):
             launches.set_amp(amp)
             launches.send()
             step_counts.set(scalars.places, steps)
-            run_all(int(steps), *launches.amp_of_first)
+            first = launches[0].table
+            run_all(int(steps), first.grad_scale, first.found_inf)
         else:
             scalars.set(steps, options)
 
@@ -147,9 +148,8 @@ class PreparedPlan:
         if any(p.param not in states for p in self.present):
             raise Replaced
         views = {owner: view for counts in self.counts for owner, view in counts.views.items()}
-        by_index = {p.index: p for p in self.present}
-        slots = list(_slots(by_index, self.params, states))
-        expected = [_expected(slot, by_index, views) for slot in slots]
+        found = list(_slots({p.index: p for p in self.present}, self.params, states, views))
+        slots, expected = [slot for slot, _ in found], [tensor for _, tensor in found]
         return Plan(self, Snapshot(slots, self.params, states, expected), measures_norms)
 
 
@@ -189,27 +189,21 @@ def prepare_plan(
 _KINDS: Mapping[str, int] = {"param": PARAM, "grad": GRAD}
 
 
-def _slots(present: Mapping[int, Participant], params: list[Tensor], states: States) -> Iterable[Slot]:
-    """Everything that a step has to look at: for parameters without a gradient, only that this
-    has not changed."""
+def _slots(
+    present: Mapping[int, Participant], params: list[Tensor], states: States, views: Mapping[Tensor, Tensor]
+) -> Iterable[tuple[Slot, Any]]:
+    """Everything that a step has to look at, with the tensor that the plan was made for: of parameters without a
+    gradient, only that this has not changed. ``views``: step counts that were made anew."""
     order = {id(owner): k for k, owner in enumerate(states)}
     for k, param in enumerate(params):
         p = present.get(k)
         if p is None:
-            yield Slot(k, NO_GRAD)
+            yield Slot(k, NO_GRAD), None
             continue
-        yield from (Slot(k, PARAM), Slot(k, GRAD))
-        yield from (Slot(k, name, order[id(param)]) for name in (*p.state_arrays, "step"))
-
-
-def _expected(slot: Slot, present: Mapping[int, Participant], views: Mapping[Tensor, Tensor]) -> Any:
-    """The tensor that the plan was made for. ``views``: step counts that were made anew."""
-    if slot.what == NO_GRAD:
-        return None
-    p = present[slot.param]
-    if slot.what == "step":
-        return views.get(p.param, p.state["step"])
-    return p.state[slot.what] if isinstance(slot.what, str) else p.param if slot.what == PARAM else p.grad
+        yield Slot(k, PARAM), param
+        yield Slot(k, GRAD), p.grad
+        yield from ((Slot(k, name, order[id(param)]), p.state[name]) for name in p.state_arrays)
+        yield Slot(k, "step", order[id(param)]), views.get(param, p.state["step"])
 
 
 def _local_roles(roles: Mapping[str, Any]) -> dict[str, Tensor]:

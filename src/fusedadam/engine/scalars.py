@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import Joined
@@ -214,7 +213,9 @@ def prepare_scalars(
     counted: list[Counts] = []
     device_scalars: list[DeviceScalars] = []
     for home in set(home_of.values()):  # all of a device at once: their counts are one tensor
-        counts = _prepare_counts(home, current, home_of, step_counts)
+        on_home = {owner: current[owner] for owner, its_home in home_of.items() if its_home == home}
+        others = {owner: step for owner, step in current.items() if home_of.get(owner, home) == home}
+        counts = step_counts.prepare(on_home, others, home)
         counted.append(counts)
         for table in (t for t in counting if t.home == home):
             members = table.member_indices
@@ -233,16 +234,6 @@ def prepare_scalars(
         if not table.scalars_on_device
     ]
     return Scalars(launches, host, device_scalars, by_kernel), [*counted, counts]
-
-
-def _prepare_counts(
-    home: torch.device,
-    current: Mapping[Tensor, object],
-    home_of: Mapping[Tensor, torch.device],
-    step_counts: StepCounts,
-) -> Counts:
-    on_home = {owner: current[owner] for owner, its_home in home_of.items() if its_home == home}
-    return step_counts.prepare(on_home, {o: s for o, s in current.items() if home_of.get(o, home) == home}, home)
 
 
 def fits_a_kernel(steps: float | Floats) -> TypeGuard[float]:
