@@ -194,27 +194,26 @@ class Stepper:
                 "watch_norms=True measures whole parameters, which FullyShardedDataParallel has flattened and sharded; "
                 "shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or set watch_norms=False"
             )
-        participants, index = [], 0
-        for k, (group, group_params) in enumerate(zip(targets.groups, targets.params_by_group, strict=True)):
+        participants = []
+        in_groups = [(k, param) for k, own in enumerate(targets.params_by_group) for param in own]
+        for index, (k, param) in enumerate(in_groups):
+            group, grad = targets.groups[k], param.grad
+            if grad is None and not is_dtensor(param):
+                continue
+            refusals.check_complex(self._optimizer, group, param)  # options may have changed
             chosen = dict(zip(self._optimizer._flags, flags[k], strict=True))
-            for param in group_params:
-                grad = param.grad
-                if grad is not None or is_dtensor(param):
-                    refusals.check_complex(self._optimizer, group, param)  # options may have changed
-                    specialized = rule.specialize(chosen, param, (), norms)
-                    if grad is not None or wrappers.is_waited_for(param, specialized):
-                        backend = backends.choose(param.device, group.get("backend"))
-                        formats = storage.choose(self._optimizer, group, param, specialized).formats
-                        deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
-                        if deferred:
-                            specialized = rule.specialize(chosen, param, deferred, norms)
-                        new_state = functools.partial(self._new_state, param, group, formats)
-                        participants.append(
-                            Participant(
-                                param, grad, index, k, specialized, backend, new_state, formats, group.get("seed", 0)
-                            )
-                        )
-                index += 1
+            specialized = rule.specialize(chosen, param, (), norms)
+            if grad is None and not wrappers.is_waited_for(param, specialized):
+                continue
+            backend = backends.choose(param.device, group.get("backend"))
+            formats = storage.choose(self._optimizer, group, param, specialized).formats
+            deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
+            if deferred:
+                specialized = rule.specialize(chosen, param, deferred, norms)
+            new_state = functools.partial(self._new_state, param, group, formats)
+            participants.append(
+                Participant(param, grad, index, k, specialized, backend, new_state, formats, group.get("seed", 0))
+            )
         is_scaled = amp.grad_scale is not None
         states, counts = targets.states, self._step_counts
         prepared = prepare_plan(rule, participants, params, states, counts, on_device, is_scaled)
