@@ -158,13 +158,11 @@ class GroupOptions:
 def for_check(group: Group) -> Group:
     """A copy to check: values on a device count as 0, so that nothing waits, and so does a tiny negative lr."""
     now = {**group, **{name: 0.0 for name in MAY_BE_ON_DEVICE if _is_on_device(group.get(name))}}
-    return {**now, "lr": _without_rounding_error(now["lr"])} if "lr" in now else now
-
-
-def _without_rounding_error(lr: Any) -> Any:
-    """Schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch accepts the result."""
-    value = lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 and lr.device.type == "cpu" else lr
-    return 0.0 if isinstance(value, float) and -LARGEST_ROUNDING_ERROR <= value < 0 else lr
+    lr = now.get("lr")
+    if isinstance(lr, Tensor) and lr.numel() == 1 and lr.device.type == "cpu":
+        lr = lr.item()
+    # schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch accepts the result
+    return {**now, "lr": 0.0} if isinstance(lr, float) and -LARGEST_ROUNDING_ERROR <= lr < 0 else now
 
 
 def names_on_device(group: Group) -> list[str]:

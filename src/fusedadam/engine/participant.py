@@ -65,11 +65,6 @@ class Participant:
         return found
 
     @property
-    def strides(self) -> tuple[int, ...]:
-        """The strides of its arrays by element."""
-        return strides_for(local(self.param), self.chosen.values(), self.specialized)
-
-    @property
     def state_arrays(self) -> list[str]:
         return [name for name in self.arrays if name not in ("param", "grad")]
 
@@ -177,7 +172,8 @@ def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
 
 def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
     """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's."""
-    param, strides = local(p.param), p.strides
+    param = local(p.param)
+    strides = strides_for(param, p.chosen.values(), p.specialized)
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
     for role in p.specialized.roles:
         arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
