@@ -153,7 +153,7 @@ def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None
     assert re.search(expected, run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [
-        "ms", "spread", "GB moved", "of copy", "state MB", "bytes a parameter", "time against ours"
+        "ms", "spread", "GB moved", "of copy", "state MB", "bytes a parameter", "times fusedadam's time"
     ]  # fmt: skip
     assert "± is half the distance between the quartiles" in run["said"]
 

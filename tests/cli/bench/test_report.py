@@ -48,7 +48,7 @@ def test_bytes_a_parameter_are_those_of_weights_and_states() -> None:
     assert [r.is_ours for r in (ours, stored)] == [True, True]
     assert [r.label for r in (ours, stored)] == ["AdamW", "AdamW 8bit"]
     assert stored.bytes_moved == 1212
-    assert COLUMNS["time against ours"](stored) == "1.50 x"
+    assert COLUMNS["times fusedadam's time"](stored) == "1.50 x"
 
 
 def test_if_one_of_ours_fails_it_is_a_failure() -> None:

@@ -66,7 +66,7 @@ def test_json_says_who_serves_what_here_and_why(this_machine: dict[str, object])
 def test_what_a_person_reads_in_a_terminal() -> None:
     code, seen = in_terminal([*COMMAND, "doctor"])
     assert code in (frame.FINE, frame.WRONG)
-    for line in (r"cpu: \S+", r"  backend: numba \((un)?tested on this device\)", "  not eager: many times slower"):
+    for line in (r"cpu: \S+", r"  backend: numba \((un)?tested on this device\)", "  eager: available, slower"):
         assert re.search(rf"^{line}", seen.replace("\r", ""), re.MULTILINE), seen
     assert "Threads: 1, for" in seen
     assert "fusedadam's compiled code: " in seen

@@ -129,7 +129,7 @@ def test_the_table_says_disturbed_instead_of_a_ratio() -> None:
     found["torch-fused"].disturbed = True
     gpt = Set("gpt", 1, 100)
     rows = results("AdamW", gpt, "float32", found)
-    assert COLUMNS["time against ours"](rows[1]) == "disturbed"
+    assert COLUMNS["times fusedadam's time"](rows[1]) == "disturbed"
     assert COLUMNS["of copy"](rows[1]) == ""
     assert line(rows) == "AdamW on gpt, float32: ours 1.000 ms, torch-fused disturbed"
     made = Report(MACHINE, {}, "command", "now", [gpt], rows)

@@ -213,5 +213,5 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "of copy": lambda r: "" if r.percent_of_copy is None else f"{r.percent_of_copy:.0f} %",
     "state MB": lambda r: "" if r.state_bytes is None else f"{r.state_bytes / 1e6:.1f}",
     "bytes a parameter": lambda r: "" if r.bytes_a_parameter is None else f"{r.bytes_a_parameter:.2f}",
-    "time against ours": _against,
+    "times fusedadam's time": _against,
 }

@@ -49,7 +49,7 @@ class Training:
         self.model = copy.deepcopy(model).to(device, torch.bfloat16 if by in contestants.PRESETS else None)
         self.params = list(self.model.parameters())
         self.optimizer = contestants.make(optimizer, by, self.params, OPTIONS[optimizer])
-        if by in contestants.PRESETS:  # with the bits that bfloat16 lacks: all start from the same weights
+        if by in contestants.PRESETS:  # with the low-order bits: all start from the same weights
             self.optimizer.load_float32_state_dict(self.model, model.state_dict())
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.losses: list[float] = []

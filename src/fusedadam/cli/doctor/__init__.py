@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from fusedadam.cli import frame
 from fusedadam.cli.display import fold
-from fusedadam.cli.doctor.facts import NEVER_TESTED, Cache, Device, Facts, Threads, gather
+from fusedadam.cli.doctor.facts import NEVER_TESTED, SLOWER, Cache, Device, Facts, Threads, gather
 from fusedadam.cli.doctor.problems import Problem, find
 from fusedadam.contract.memory import readable
 
@@ -61,7 +61,8 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
 def _device(device: Device) -> Iterator[str]:
     yield f"{device.device}: {device.name}"
     yield f"  backend: {device.backend} ({'tested' if device.tested else 'untested'} on this device)"
-    yield from (f"  not {name}: {reason}" for name, reason in device.why_not.items())
+    for name, reason in device.why_not.items():
+        yield f"  {name}: {reason}" if reason == SLOWER else f"  not {name}: {reason}"
 
 
 def _threads(threads: Threads) -> str:

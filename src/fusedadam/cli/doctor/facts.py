@@ -32,6 +32,7 @@ NEVER_TESTED = (
     "NVIDIA GPUs other than the H200", "AMD GPUs (ROCm)", "Intel GPUs (XPU)", "Ascend NPUs",
     "processors other than x86-64", "Apple's MPS and other devices that torch knows", "macOS and Windows",
 )  # fmt: skip
+SLOWER = "available, slower"  # in place of a reason why a backend is not used
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _device(device: torch.device) -> Device:
     else:
         tested = name in TESTED_GPUS and torch.version.hip is None
     backend, lacking = backends.best(device)
-    reasons = {n: backends.why_not(n, device) or "many times slower" for n in backends.NAMES if n != backend}
+    reasons = {n: backends.why_not(n, device) or SLOWER for n in backends.NAMES if n != backend}
     return Device(str(device), name, backend, reasons, lacking, tested)
 
 
