@@ -70,7 +70,8 @@ class Reports(torch.optim.Optimizer):
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """The norm of all gradients in the last step, before clipping, on their device; None if nothing was clipped."""
+        """The norm of all gradients in the last step, before clipping, on their device. None if nothing was clipped,
+        and after ``load_state_dict`` until the next step."""
         plan = self._stepper.last_plan
         return None if plan is None else norm_of(plan.launches, "grad_norm")
 

@@ -1,4 +1,4 @@
-"""The weights of a model as float32, and back: with the bits that its bfloat16 weights lack, which the states have."""
+"""The weights of a model as float32, and back: bfloat16 weights joined with their low-order bits."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mappin
     for name, value in state_dict.items():  # everything is made before anything is written
         param = targets.get(memory_of(entries[name])) if name in entries else None
         if param is None or is_lazy(param) or not isinstance(value, Tensor) or value.shape != param.shape:
-            continue  # the model's own method has its say about these
+            continue  # left to model.load_state_dict
         if is_dtensor(param):
             given[name] = value = distributed_like(value.detach(), param)  # the model would refuse a whole tensor
         formats = optimizer.storage_of(group_of[param], param).formats

@@ -5,7 +5,7 @@ computes in float64 widens what was decoded, and rounds once on the way back. So
 
 format       what a format is: arrays, and a codec
 plain        float32, float16, bfloat16, float64
-split        a bfloat16 weight and the bits that it lacks
+split        a bfloat16 weight and its low-order bits
 stochastic   bfloat16 with stochastic rounding
 slice8       8 bits for a value, and an exponent for 32
 noise        what stochastic rounding adds

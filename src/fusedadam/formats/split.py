@@ -1,4 +1,4 @@
-"""A bfloat16 weight that the model computes with, and the bits that it lacks: master weights without a second copy.
+"""A bfloat16 weight that the model computes with, and its low-order bits: master weights without a second copy.
 
 Together they are a float32 (``bf16+16``, exactly) or the upper 24 bits of one (``bf16+8``, rounded stochastically).
 The bfloat16 part is rounded to nearest, so the rest is signed: float32's bits are ``(high << 16) + low``.

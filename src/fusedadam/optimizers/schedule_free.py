@@ -66,9 +66,9 @@ class ScheduleFreeAdamW(FusedOptimizer):
         y_{t+1} = (1 - \beta_1) z_{t+1} + \beta_1 x_{t+1}, \quad \eta_t = \eta \min(t / T, 1), \quad
         c_t = \frac{\min(t / T, 1)^2}{\sum_{i \le t} \min(i / T, 1)^2}
 
-    The parameters hold :math:`y`, where gradients are taken, and after :meth:`eval` the average :math:`x`, which is
-    what the model is worth. Call :meth:`eval` before you evaluate or save the model, and :meth:`train` before you go
-    on.
+    The parameters hold :math:`y`, where gradients are taken, and after :meth:`eval` the average :math:`x`, the
+    weights to evaluate. Call :meth:`eval` before you evaluate or save the model, and :meth:`train` before you continue
+    training.
 
     Args:
         params, eps: as for :class:`AdamW`

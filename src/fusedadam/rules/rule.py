@@ -24,7 +24,7 @@ The contract for authors:
   module, the functions of ``fusedadam.ops`` and calls, by position, of helper functions that follow the same rules.
   ``if`` and ``a if flag else b`` ask flags, joined by ``not``, ``and``, ``or``; an elementwise choice is ``where``.
   There is no ``+=``. The last statement returns the roles to be stored, by name. ``grad`` is never stored.
-- A role that the code does not use under the given flags does not exist then: it takes no memory and no traffic.
+- A state that the code does not use under the given flags is not allocated, and a role is neither read nor written.
 - ``scalars`` computes every scalar of the signature by name, in float64, from ``step`` and the hyper-parameters.
   Everything that is the same for all elements of a parameter belongs there. It uses ``+ - * /``, comparisons,
   ``beta ** step`` and ops (``where`` for ``if``), because a device may have to compute it: see ``tracing.py``. The
