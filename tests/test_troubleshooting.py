@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has an entry for every error that is raised and every warning that is given, and no other.
+"""An error or a warning says what to do, or a page does; and pages list only what the source says.
 
 Messages are read from the source. An entry is the beginning of a message, in which "..." and words in capitals stand
 for what differs from time to time.
@@ -17,7 +17,8 @@ import pytest
 import fusedadam
 
 PACKAGE = Path(fusedadam.__file__).parent
-PAGE = Path(__file__).parents[1] / "docs/troubleshooting.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "troubleshooting.md", DOCS / "api/rules.md")  # for users, and for authors of rules
 GAP = "\N{WHITE SQUARE}"  # where a message has something that is only known at run time
 
 # Functions that are handed a message by whoever has one, and which argument it is.
@@ -35,6 +36,8 @@ COLLECTED = {
 }
 # Never seen by anybody as they are: caught inside, asked by Python itself, or shown in a command's usage or table.
 UNSEEN = ("AttributeError(name)", "argparse.ArgumentTypeError(", "Failed(", "_Unknown(")
+# How a message tells what to do: "...; use this", "it must be that"
+REMEDY = re.compile(r"; |\bmust\b|\bneeds\b|pip install")
 ENOUGH = 10  # letters that an entry must have, so that it says something
 
 
@@ -93,9 +96,10 @@ def rendered(node: ast.expr, function: ast.AST | None) -> str:
     return GAP
 
 
-def entries() -> list[str]:
-    """What stands first in each item of the page's lists: one message or several, as code."""
-    items = re.findall(r"^- (`.*`)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+def entries(*pages: Path) -> list[str]:
+    """What stands first in each item of the pages' lists: one message or several, as code."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages or PAGES)
+    items = re.findall(r"^- (`.*`)$", text, re.MULTILINE)
     return [text.strip() for item in items for _, text in re.findall(r"(`+)(.+?)\1(?!`)", item)]
 
 
@@ -107,15 +111,22 @@ def pattern(entry: str) -> re.Pattern[str]:
 MESSAGES = list(messages())
 
 
-def test_what_is_raised_or_warned_of_has_an_entry():
+def test_a_message_says_what_to_do_or_has_an_entry():
     patterns = [pattern(entry) for entry in entries()]
-    without = [f"{m.where}: {m.text}" for m in MESSAGES if not any(p.match(m.text) for p in patterns)]
-    assert not without, "docs/troubleshooting.md has no entry, with cause and remedy, for\n" + "\n".join(without)
+    without = [m for m in MESSAGES if not REMEDY.search(m.text) and not any(p.match(m.text) for p in patterns)]
+    assert not without, f"say what to do after a semicolon, or in {PAGES[0].name}: {without}"
+
+
+def test_no_entry_is_on_both_pages():
+    users, authors = (set(entries(page)) for page in PAGES)
+    assert users
+    assert authors
+    assert not users & authors
 
 
 def test_an_entry_is_of_something_that_is_raised_or_warned_of():
     stale = [entry for entry in entries() if not any(pattern(entry).match(m.text) for m in MESSAGES)]
-    assert not stale, "nothing says this any more; remove it from docs/troubleshooting.md:\n" + "\n".join(stale)
+    assert not stale, "nothing says this any more; remove it from the page:\n" + "\n".join(stale)
 
 
 def test_an_entry_says_enough_to_tell_messages_apart():

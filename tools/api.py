@@ -1,7 +1,7 @@
 """The API reference, from signatures and docstrings: the parts of docs/api/ that reference.py fills in.
 
 Every public name has an entry: the names in ``__all__`` of ``fusedadam`` and of its public modules, the methods and
-properties of the optimizers, the functions that a rule may call, and every message of a RuleError.
+properties of the optimizers, and the functions that a rule may call.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Entry(NamedTuple):
 
 
 def api(part: str) -> str:
-    if part in ("names", "errors"):
-        return {"names": names, "errors": errors}[part]()
+    if part == "names":
+        return names()
     module = [body(getattr(fusedadam, part))] if part in ("functional", "schedules") else []
     return "\n\n".join([*module, *(f"### {entry.heading}\n{entry.text}" for entry in PARTS[part]())])
 
@@ -152,17 +152,6 @@ PARTS: Mapping[str, Callable[[], Iterator[Entry]]] = {
     "ops": lambda: _of_module(ops),
     "checks": lambda: _of_module(checks, only=CHECKS),
 }
-
-
-def errors() -> str:
-    """Every message, with its cause and remedy, as docs/troubleshooting.md has them."""
-    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    parts = []
-    for title in ("Writing a rule", "Writing an optimizer"):
-        section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0].strip()
-        section = section.replace("](rules.md", "](../rules.md").replace("](#writing-a-rule)", "](#a-rule)")
-        parts.append(f"### {title.replace('Writing', '').strip().capitalize()}\n{section}")
-    return "\n\n".join(parts)
 
 
 def signature(name: str, function: Callable[..., Any]) -> str:
