@@ -12,7 +12,7 @@ import torch
 DOCUMENT = Path(__file__).parents[2] / "docs/using-it-with.md"
 SECTION = re.compile(r"^## (?P<name>.+?)\n.*?```python\n(?P<code>.*?)```", re.DOTALL | re.MULTILINE)
 SECTIONS = {m["name"]: m["code"] for m in SECTION.finditer(DOCUMENT.read_text(encoding="utf-8"))}
-PACKAGES = ("pytorch_lightning", "transformers", "accelerate")
+PACKAGES = ("pytorch_lightning", "transformers", "accelerate", "safetensors")
 
 
 def test_every_section_has_a_block_and_a_link():
