@@ -1,5 +1,5 @@
-"""Hooks for mkdocs: add pages from elsewhere in the repository and those of the optimizers, rewrite links to them, and
-turn formulas into MathML.
+"""Hooks for mkdocs: add pages from elsewhere in the repository and those of the optimizers, rewrite links to them,
+turn formulas into MathML, and mark where long names in tables may break.
 
 Pages are also read on a code host, so their links are paths in the repository. If the site has no page for a link's
 target (a source file, the licence), it shows the text without a link.
@@ -31,6 +31,8 @@ PAGES = "docs/which-page.md"  # part of the front page
 LIVES_AT = {page: source for source, page in ELSEWHERE.items()}
 LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\[\]]*)\]\((?P<path>[^()#\s:]+)(?P<anchor>#[^()\s]*)?\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CELL_CODE = re.compile(r"(?<=<code>)[^<]{12,}(?=</code>)")
+CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
 FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
 
 
@@ -63,7 +65,12 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
         display = "block" if formula[1] == "div" else "inline"
         return f'<{formula[1]} class="formula">{convert(html.unescape(formula[2]), display=display)}</{formula[1]}>'
 
-    return FORMULA.sub(drawn, html_text)
+    return CELL.sub(lambda cell: CELL_CODE.sub(_breakable, cell[0]), FORMULA.sub(drawn, html_text))
+
+
+def _breakable(code: re.Match[str]) -> str:
+    """Long code, with a mark between its words: site.css lets it break there on a narrow screen, and nowhere else."""
+    return re.sub(r"(?<=\w)[._/,(=\[]+(?=[A-Za-z&\"'])|(?<=[a-z])(?=[A-Z][a-z])", r"\g<0><wbr>", code[0])
 
 
 def _relink(markdown: str, source: str, page: str) -> str:
