@@ -1,5 +1,5 @@
 """What a step costs if a model is sharded over many devices: `python benchmarks/scale.py` prints the tables of
-docs/scale.md.
+docs/scale-costs.md.
 
 Nothing is measured, everything is counted: the optimizers make the plans that they would run, in torch's fake process
 group, of which this is the only process. Messages depend on how many rows parameters have, not on how long these are,

@@ -1,4 +1,4 @@
-"""docs/scale.md: benchmarks/scale.py prints its tables, and real process groups send what its formula says."""
+"""docs/scale-costs.md: benchmarks/scale.py prints its tables, and real process groups send what its formula says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import fusedadam
 from tests.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs/scale.md"
+DOCUMENT = ROOT / "docs/scale-costs.md"
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name
 
 import scale  # noqa: E402
@@ -47,7 +47,7 @@ def test_the_tables_are_what_the_script_prints() -> None:
     printed = [block for block in job.stdout.split("\n\n") if block.strip()]
     assert len(printed) == 5
     for block in printed:
-        assert block in text, f"docs/scale.md does not have\n{block}"
+        assert block in text, f"docs/scale-costs.md does not have\n{block}"
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     counted = [table for table in tables if re.search(r"\| [\d,]+ \|", table)]
     assert [table.strip() for table in counted] == [block for block in printed if block.startswith("|")]
