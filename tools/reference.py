@@ -22,7 +22,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -233,22 +233,31 @@ def cann() -> str:
 
 
 def npu() -> str:
-    """A row for each name of torch.npu where "npu" means the CPU."""
-    rows = []
+    """The names of torch.npu where "npu" means the CPU, in a row for each description."""
     ours = {name: value for module in (on_cpu, npu_module) for name, value in vars(module).items()}
+    rows = []
     for name, value in sorted(ours.items()):
         is_own = getattr(value, "__module__", "") in (npu_module.__name__, on_cpu.__name__)
         if is_own and not name.startswith("_"):
-            on_gpu = "the same" if name in vars(npu_module) else f"`torch.cuda.{name}`"
-            rows.append(f"`{name}` | {on_gpu} | {summary(value) or 'works'}")
-    rows += [f"`amp.{name}` | the same | {summary(getattr(amp, name))}" for name in amp.__all__]
-    compilers = "accepted, with one warning: it configures Ascend's compiler"
-    rows += [f"`{name}` | the same | {compilers}" for name in (*npu_module.SWITCHES, *npu_module.SETTINGS)]
-    return table("`torch.npu.` | on a GPU | on a CPU", rows)
+            on_gpu = "the same" if name in vars(npu_module) else "`torch.cuda`'s"
+            rows.append((name, f"{on_gpu} | {summary(value) or 'works'}"))
+    rows += [(f"amp.{name}", f"the same | {summary(getattr(amp, name))}") for name in amp.__all__]
+    compilers = "the same | accepted, with one warning: it configures Ascend's compiler"
+    rows += [(name, compilers) for name in (*npu_module.SWITCHES, *npu_module.SETTINGS)]
+    return table("`torch.npu.` | on a GPU | on a CPU", _joined(rows))
 
 
 def missing() -> str:
-    return table("not provided | use instead", (f"`{name}` | {instead}" for name, instead in REPLACEMENTS.items()))
+    """The names that are not provided, in a row for each replacement."""
+    return table("not provided | use instead", _joined(REPLACEMENTS.items()))
+
+
+def _joined(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A row for each description, with all of its names."""
+    names: dict[str, list[str]] = {}
+    for name, description in rows:
+        names.setdefault(description, []).append(f"`{name}`")
+    return (f"{', '.join(listed)} | {description}" for description, listed in names.items())
 
 
 # measured figures

@@ -216,7 +216,7 @@ def moments(storage, steps=3000):
 
 
 def test_averages_move_as_those_of_float32_do():
-    """With the noise that docs/less-memory.md states: root mean square, of first and of second moments."""
+    """With the noise that docs/numerics.md states: root mean square, of first and of second moments."""
     exact = moments("exact")
     for storage, first, second in (("8bit", 0.09, 0.185), ("16bit", 0.01, 0.06)):
         for ours, theirs in zip(moments(storage), exact, strict=True):
