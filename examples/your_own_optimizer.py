@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from fusedadam import OPTIONS, FusedOptimizer, Scalar, State, Value, Values, checks, rule
-from fusedadam.ops import divide, sqrt
+from fusedadam.ops import sqrt
 
 
 def adabelief_scalars(step, lr, beta1, beta2, eps, weight_decay):
     """What is the same for all elements, computed once per step in float64."""
     return {
         "decay": 1 - lr * weight_decay, "beta1c": 1 - beta1, "beta2": beta2, "beta2c": 1 - beta2, "eps": eps,
-        "step_size": divide(lr, 1 - beta1**step), "debias2": divide(1, sqrt(1 - beta2**step)),
+        "step_size": lr / (1 - beta1**step), "debias2": 1 / sqrt(1 - beta2**step),
     }  # fmt: skip
 
 

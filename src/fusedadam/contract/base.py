@@ -174,7 +174,7 @@ class FusedOptimizer(Reports):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by torch.amp.GradScaler: True means that step() unscales gradients, and skips infinities, itself.
 
-        Lightning reads True as "gradients must be scaled" and refuses to clip. Ours may also come unscaled.
+        Lightning reads True as "gradients must be scaled" and refuses to clip. We also accept unscaled gradients.
         """
         if self._in_backward is not None:
             raise RuntimeError(
@@ -287,7 +287,7 @@ class FusedOptimizer(Reports):
                 group.setdefault(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim; it also says, as torch's does, how weights decay."""
+        """As in torch.optim, including the kind of weight decay."""
         self._refresh_copies()
         with state_dicts.saving(self):
             return super().state_dict()
@@ -304,15 +304,15 @@ class FusedOptimizer(Reports):
         return weights.widened(cls.states, state_dict)
 
     def float32_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """A copy of the model's state dict with float32 weights, to export: bfloat16 weights that this optimizer keeps
-        with low bits (``storage=``) are joined with them."""
+        """A copy of the model's state dict with float32 weights, to export: bfloat16 weights are joined with the
+        low-order bits that this optimizer keeps (``storage=``)."""
         self._check_has_trained_weights()
         return weights.float32(self, model)
 
     def load_float32_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
-        """Loads a model's state dict with float32 weights. What the model's own bfloat16 weights have no room for goes
-        into the low bits that this optimizer keeps (``storage=``), so that nothing is lost. If the model refuses the
-        state dict, parameters, buffers and states stay as they were."""
+        """Loads a model's state dict with float32 weights without losing bits: the upper halves become the model's
+        bfloat16 weights, and the low-order bits go into this optimizer's states (``storage=``). If the model refuses
+        the state dict, parameters, buffers and states stay as they were."""
         self._check_has_trained_weights()
         weights.load_float32(self, model, state_dict)
 

@@ -87,10 +87,10 @@ class Reports(torch.optim.Optimizer):
         self._watches_norms = value
 
     def report(self, name: str) -> dict[Tensor, float]:
-        """A value that the rule names in its ``reports``, of the last step of each parameter that took part in one.
+        """A value that the rule names in its ``reports``, for each parameter, from the last step that it took part in.
 
-        Waits for the device. A value that the options leave out, such as a norm where nothing is clipped, is reported
-        for no parameter.
+        Waits for the device. Parameters whose options leave the value out, such as a norm where nothing is clipped, are
+        missing.
         """
         if name not in self.rule.reports:
             known = ", ".join(map(repr, self.rule.reports)) or "none"
@@ -110,8 +110,8 @@ class Reports(torch.optim.Optimizer):
         return found
 
     def norms(self) -> Norms:
-        """The norms of each parameter's gradient, update and weights in the last step, which ``watch_norms`` made it
-        measure: tensors on the device, so nothing waits. Those of a sharded parameter are of the whole."""
+        """The norms of each parameter's gradient, update and weights in the last step, if ``watch_norms`` was True.
+        These tensors are on the device, so the call does not wait. A sharded parameter has the norms of the whole."""
         checks.not_captured("norms() cannot be captured in a CUDA graph; call it after the replay")
         measured = [(plan, indices) for plan, indices in self._last_plans() if plan.measures_norms]
         if not measured:

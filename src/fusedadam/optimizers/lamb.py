@@ -114,6 +114,6 @@ class Lamb(FusedOptimizer):
             )
 
     def trust_ratios(self) -> dict[Tensor, float]:
-        """What the last step of each parameter was scaled by; 1 where it was not. Waits for the device."""
+        """The factor that scaled each parameter's last step; 1 if nothing did. Waits for the device."""
         ratios = self._report("trust_ratio")
         return {p: ratios.get(k, 1.0) if p.numel() else 1.0 for k, p in enumerate(self._params())}

@@ -115,8 +115,8 @@ class ScheduleFreeAdamW(FusedOptimizer):
         self._switch(to_train=False)
 
     def train(self) -> None:
-        """Puts the weights that are trained back into the parameters, with the same bits if nothing else was written
-        there."""
+        """Puts the trained weights back into the parameters, with the same bits if nobody has written to them since
+        :meth:`eval`."""
         self._switch(to_train=True)
 
     @torch.no_grad()
