@@ -15,7 +15,7 @@ from fusedadam import compat
 from tests.distributed.follow import assert_states_lie_like
 from tests.distributed.parts import digest, fully_shard, mesh_of
 from tests.distributed.test_backward import Block, batch, loss_of, make, model
-from tests.distributed.world import NEEDS_FSDP2_ON_CPU
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU, on
 
 NEAR = {"rtol": 0, "atol": 1e-6}
 
@@ -82,7 +82,8 @@ def test_evaluation_with_averages_under_fsdp2_on_three(three):
     three.run(evaluate, None)
 
 
-def state_dicts() -> None:
+@on("two")
+def test_state_dicts_of_averages_under_fsdp2():
     net, alone = sharded(), model()
     for one in (net, alone):
         one.register_buffer("seen", torch.arange(3.0))
@@ -110,11 +111,8 @@ def state_dicts() -> None:
     assert all(whole(opt.state[p]["ema_params"]).any() for p in params.values())
 
 
-def test_state_dicts_of_averages_under_fsdp2(two):
-    two.run(state_dicts)
-
-
-def tensor_parallel() -> None:
+@on("two")
+def test_averages_with_tensor_parallel():
     net, alone, mesh = Block(), Block(), mesh_of(2)
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     parallelize_module(net, mesh, plan)  # type: ignore[arg-type]
@@ -133,11 +131,8 @@ def tensor_parallel() -> None:
     assert mine["down.weight"].placements == (Shard(1),)
 
 
-def test_averages_with_tensor_parallel(two):
-    two.run(tensor_parallel)
-
-
-def tied() -> None:
+@on("two")
+def test_tied_weights():
     """Weights that two modules share stay one tensor."""
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
@@ -148,7 +143,3 @@ def tied() -> None:
     opt.step()
     mine = opt.ema_state_dict(net)
     assert mine["0.weight"] is mine["1.weight"]
-
-
-def test_tied_weights(two):
-    two.run(tied)

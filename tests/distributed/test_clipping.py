@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 import fusedadam
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import OPTIMIZERS, make
+from tests.distributed.world import on
 from tests.support import BF16, F32, F64
 
 SHAPES = [(7, 5), (300,), (), (3, 4, 2, 2), (0, 3), (2, 3)]
@@ -85,7 +86,11 @@ def test_clip_grad_norm_on_four(four, order):
     four.run(clip, 4, order, [F32])
 
 
-def clip_bad(bad: float, place: int, order: float) -> None:
+@on("two")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("place", [0, 1], ids=["in a matrix", "in a part of a vector"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_not_finite_on_one_rank(bad, place, order):
     """Only one process has a number in its gradients that is not finite."""
     mine, alone = parameters(2, F32)
     alone[place].grad.view(-1)[-1] = bad  # type: ignore[union-attr]
@@ -105,23 +110,13 @@ def clip_bad(bad: float, place: int, order: float) -> None:
     assert_same_gradients(mine, alone, 0)
 
 
+@on("two")
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("place", [0, 1], ids=["in a matrix", "in a part of a vector"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_not_finite_on_one_rank(two, bad, place, order):
-    two.run(clip_bad, bad, place, order)
-
-
-def clip_finite(order: float) -> None:
+def test_error_if_nonfinite_with_finite_gradients(order):
     mine, alone = parameters(2, F32)
     expected = torchs_clip(alone, 1.0, order)
     torch.testing.assert_close(fusedadam.clip_grad_norm_(mine, 1.0, order, error_if_nonfinite=True), expected)
     assert_same_gradients(mine, alone, 2e-6)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_error_if_nonfinite_with_finite_gradients(two, order):
-    two.run(clip_finite, order)
 
 
 def step_clipped(world: int, optimizer: str) -> list[float]:
@@ -161,7 +156,10 @@ def test_a_clipped_step_on_four(four, optimizer):
     assert all(answer == answers[0] for answer in answers)
 
 
-def step_bad(optimizer: str, bad: float) -> None:
+@on("two")
+@pytest.mark.parametrize("optimizer", CLIPPING)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_clipped_step_with_a_number_that_is_not_finite(bad, optimizer):
     """As in one process: what is not finite on one rank is on none."""
     mine, alone = parameters(2, F32)
     alone[0].grad.view(-1)[-1] = bad  # type: ignore[union-attr]
@@ -173,12 +171,6 @@ def step_bad(optimizer: str, bad: float) -> None:
     assert not opt.grad_norm.isfinite()
     for p, q in zip(mine, alone, strict=True):
         torch.testing.assert_close(here(p), expected_here(q.detach(), p), equal_nan=True)
-
-
-@pytest.mark.parametrize("optimizer", CLIPPING)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_clipped_step_with_a_number_that_is_not_finite(two, bad, optimizer):
-    two.run(step_bad, optimizer, bad)
 
 
 def adamp_bad(bad: float) -> dict[int, str]:
@@ -206,7 +198,10 @@ def test_adamp_projects_on_no_rank_what_is_not_finite_on_one(two, bad):
     assert two.run(adamp_bad, bad) == [{0: "none", 1: "none"}] * 2
 
 
-def clip_partial(placement: Any, max_norm: float) -> None:
+@on("two")
+@pytest.mark.parametrize("max_norm", [1.0, math.inf])
+@pytest.mark.parametrize("placement", [R, S0, S1], ids=str)
+def test_gradients_that_are_still_to_be_added_up(placement, max_norm):
     """Every process has a summand of the gradient, as tensor parallel leaves those of norms and biases."""
     rank, mesh = dist.get_rank(), mesh_of(2)
     summands = [torch.arange(12.0).view(4, 3), torch.full((4, 3), -2.0)]
@@ -222,12 +217,6 @@ def clip_partial(placement: Any, max_norm: float) -> None:
         assert_same_gradients(mine, alone, 1e-6)
         assert mine[0].grad.placements == mine[0].placements  # type: ignore[attr-defined]
         expected = torchs_clip(alone, max_norm)
-
-
-@pytest.mark.parametrize("max_norm", [1.0, math.inf])
-@pytest.mark.parametrize("placement", [R, S0, S1], ids=str)
-def test_gradients_that_are_still_to_be_added_up(two, placement, max_norm):
-    two.run(clip_partial, placement, max_norm)
 
 
 def versions() -> list[list[int]]:

@@ -7,12 +7,16 @@ import torch
 
 import fusedadam
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.world import on
 from tests.meaning.test_complex import C64, numbers
 
 SHAPES = [(7, 5), (3,), (), (4, 2, 2)]
 
 
-def train(name: str, options: dict[str, float], conjugated: bool) -> None:
+@on("two")
+@pytest.mark.parametrize("conjugated", [False, True])
+@pytest.mark.parametrize(("name", "options"), [("AdamW", {}), ("AdamW", {"max_grad_norm": 1.0}), ("SGD", {})])
+def test_sharded_complex_parameters_on_two(name, options, conjugated):
     mesh, placements = mesh_of(2), [[S0], [S0], [R], [S1]]
     values = [numbers(shape, C64, k) for k, shape in enumerate(SHAPES)]
     alone = [torch.nn.Parameter(value.clone()) for value in values]
@@ -34,9 +38,3 @@ def train(name: str, options: dict[str, float], conjugated: bool) -> None:
         torch.testing.assert_close(here(sharded), expected_here(whole.detach(), sharded), rtol=1e-5, atol=1e-6)
         state = optimizers[1].state[sharded]
         assert all(type(value) is type(sharded.data) for name, value in state.items() if name != "step")
-
-
-@pytest.mark.parametrize("conjugated", [False, True])
-@pytest.mark.parametrize(("name", "options"), [("AdamW", {}), ("AdamW", {"max_grad_norm": 1.0}), ("SGD", {})])
-def test_sharded_complex_parameters_on_two(two, name, options, conjugated):
-    two.run(train, name, options, conjugated)

@@ -19,6 +19,7 @@ from fusedadam import compat
 from tests.distributed.follow import follow
 from tests.distributed.parts import S0, S1, R, digest, fitting, from_part, here, mesh_of, parameter, part_of
 from tests.distributed.reference import make, one_process
+from tests.distributed.world import on
 from tests.support import BF16, F32, F64
 
 OPTIMIZERS = ("AdamW", "AdamP", "AdamP clipped", "BertAdam", "EmaAdamW clipped")
@@ -64,7 +65,11 @@ def with_gaps(part: Tensor) -> Tensor:
 LAYS = {f.__name__: ((4, 6, 2, 3), f) for f in (channels_last, transposed, with_gaps)}
 
 
-def train_laid(optimizer: str, name: str, placement: Any) -> None:
+@on("two")
+@EVERY
+@pytest.mark.parametrize("placement", [S0, S1], ids=str)
+@pytest.mark.parametrize("name", LAYS)
+def test_parts_that_are_not_contiguous(name, placement, optimizer):
     """The parameter lies so, the next one's gradient and state do not: and the other way around."""
     shape, lay = LAYS[name]
     run = one_process(optimizer, [shape, shape])
@@ -77,14 +82,9 @@ def train_laid(optimizer: str, name: str, placement: Any) -> None:
     follow(run, optimizer, params, lay=lambda k, part: part if k == 0 else lay(part))
 
 
+@on("two")
 @EVERY
-@pytest.mark.parametrize("placement", [S0, S1], ids=str)
-@pytest.mark.parametrize("name", LAYS)
-def test_parts_that_are_not_contiguous(two, name, placement, optimizer):
-    two.run(train_laid, optimizer, name, placement)
-
-
-def train_mixed(optimizer: str) -> None:
+def test_plain_tensors_beside_divided_ones(optimizer):
     """Plain tensors, which every process has, between those that are divided."""
     run = one_process(optimizer, [(3, 4), (5, 6), (7,), (2, 3), (4, 4)])
     mesh = mesh_of(2)
@@ -95,12 +95,9 @@ def train_mixed(optimizer: str) -> None:
     follow(run, optimizer, params)
 
 
+@on("four")
 @EVERY
-def test_plain_tensors_beside_divided_ones(two, optimizer):
-    two.run(train_mixed, optimizer)
-
-
-def train_meshes(optimizer: str) -> None:
+def test_several_meshes_in_one_optimizer(optimizer):
     """Over both dimensions of a mesh, over each of them, and over a mesh of one dimension of all processes."""
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3), (4, 4), (6, 5), (3, 3)])
     both, all_four = mesh_of(2, 2), mesh_of(4)
@@ -109,12 +106,9 @@ def train_meshes(optimizer: str) -> None:
     follow(run, optimizer, [parameter(v, *own) for v, own in zip(run.start, where, strict=True)])
 
 
+@on("four")
 @EVERY
-def test_several_meshes_in_one_optimizer(four, optimizer):
-    four.run(train_meshes, optimizer)
-
-
-def train_submesh(optimizer: str) -> None:
+def test_a_mesh_that_does_not_cover_the_world(optimizer):
     """Two dimensions of three, so that half of the processes train one model and half another, or the same."""
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3)])
     for cube, names in (((2, 2, 1), ("b", "c")), ((2, 1, 2), ("b", "c")), ((2, 2, 1), ("a", "c"))):
@@ -124,12 +118,9 @@ def train_submesh(optimizer: str) -> None:
         follow(run, optimizer, [parameter(v, mesh, *own) for v, own in zip(run.start, placements, strict=True)])
 
 
+@on("four")
 @EVERY
-def test_a_mesh_that_does_not_cover_the_world(four, optimizer):
-    four.run(train_submesh, optimizer)
-
-
-def train_on_some(optimizer: str) -> None:
+def test_processes_outside_a_mesh(optimizer):
     """A mesh of the first two processes: the others have no part of it, and nothing to do."""
     mesh = DeviceMesh("cpu", [0, 1])
     run = one_process(optimizer, [(5, 6), (3, 4), (7,)])
@@ -148,11 +139,6 @@ def train_on_some(optimizer: str) -> None:
     opt.step()
 
 
-@EVERY
-def test_processes_outside_a_mesh(four, optimizer):
-    four.run(train_on_some, optimizer)
-
-
 def train_with_gaps_in_time(optimizer: str, world: int) -> None:
     """Which parameters have a gradient changes from step to step, on all processes alike."""
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3)], has_gradient=lambda step, k: (step + k) % 3 != 0)
@@ -165,7 +151,9 @@ def test_gradients_that_are_missing_on_all(three, optimizer):
     three.run(train_with_gaps_in_time, optimizer, 3)
 
 
-def train_frozen(optimizer: str) -> None:
+@on("two")
+@EVERY
+def test_frozen_parameters(optimizer):
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3)], has_gradient=lambda step, k: k not in (1, 2))
     params = [parameter(v, mesh_of(2), S0) for v in run.start]
     for k in (1, 2):
@@ -174,25 +162,19 @@ def train_frozen(optimizer: str) -> None:
     assert not any(params[k] in opt.state for k in (1, 2))
 
 
-@EVERY
-def test_frozen_parameters(two, optimizer):
-    two.run(train_frozen, optimizer)
-
-
-def train_dtypes(optimizer: str) -> None:
+@on("two")
+@pytest.mark.parametrize(
+    "optimizer", ["AdamW", "AdamP clipped", "BertAdam by group", "BertAdam over all", "EmaAdamW clipped"]
+)
+def test_several_dtypes_in_one_optimizer(optimizer):
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3), (4, 4), (6, 5)], dtypes=(F32, F64, BF16))
     params = [parameter(v, mesh_of(2), (S0, S1)[k // 3]) for k, v in enumerate(run.start)]
     follow(run, optimizer, params)
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["AdamW", "AdamP clipped", "BertAdam by group", "BertAdam over all", "EmaAdamW clipped"]
-)
-def test_several_dtypes_in_one_optimizer(two, optimizer):
-    two.run(train_dtypes, optimizer)
-
-
-def train_eager(optimizer: str) -> None:
+@on("four")
+@EVERY
+def test_the_eager_backend(optimizer):
     """The other backend, to the bit: it has ways of its own to keep rows and sums."""
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3, 2), (1, 4), (2, 9000)])
     ends = []
@@ -202,11 +184,6 @@ def train_eager(optimizer: str) -> None:
         opt = follow(run, optimizer, params, backend=backend)
         ends.append(digest(t for p in params for t in (p, *opt.state[p].values())))
     assert ends[0] == ends[1]
-
-
-@EVERY
-def test_the_eager_backend(four, optimizer):
-    four.run(train_eager, optimizer)
 
 
 def states_beside_a_mesh_elsewhere() -> dict[str, str]:
@@ -234,18 +211,17 @@ def dealt_out() -> Any:
     return param
 
 
-def refuse_strides() -> None:
+@on("four")
+def test_rows_dealt_out_in_strides_and_divided_are_refused():
     with pytest.raises(
         RuntimeError, match="rows are sharded, and also dealt out in strides; shard it along dimension 0"
     ):
         fusedadam.AdamP([dealt_out()]).step()
 
 
-def test_rows_dealt_out_in_strides_and_divided_are_refused(four):
-    four.run(refuse_strides)
-
-
-def take_strides(optimizer: str) -> None:
+@on("four")
+@pytest.mark.parametrize("optimizer", ["AdamW", "EmaAdamW clipped", "BertAdam"])
+def test_rules_without_rows_take_any_strides(optimizer):
     param, alone = dealt_out(), torch.nn.Parameter(torch.ones(8, 4))
     alone.grad = torch.ones(8, 4)
     for one in (param, alone):
@@ -253,23 +229,18 @@ def take_strides(optimizer: str) -> None:
     torch.testing.assert_close(here(param), alone.detach()[:2])
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "EmaAdamW clipped", "BertAdam"])
-def test_rules_without_rows_take_any_strides(four, optimizer):
-    four.run(take_strides, optimizer)
-
-
-def refuse_partial() -> None:
+@on("two")
+def test_parameters_that_are_still_to_be_added_up_are_refused():
     param = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh_of(2), [Partial()], run_check=False))
     param.grad = torch.ones_like(param)
     with pytest.raises(RuntimeError, match=r"Partial placement, which has no value yet; .redistribute\(\) it"):
         fusedadam.AdamW([param]).step()
 
 
-def test_parameters_that_are_still_to_be_added_up_are_refused(two):
-    two.run(refuse_partial)
-
-
-def train_any(optimizer: str, seed: int) -> None:
+@on("four")
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "AdamP clipped", "BertAdam over all"])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_shapes_and_placements(seed, optimizer):
     """Shapes, placements and missing gradients as they come; the same on all processes."""
     choose = random.Random(seed)
     shapes = [tuple(choose.choice((0, 1, 2, 3, 5, 8)) for _ in range(choose.randint(0, 4))) for _ in range(12)]
@@ -283,21 +254,12 @@ def train_any(optimizer: str, seed: int) -> None:
     follow(run, optimizer, params)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "AdamP clipped", "BertAdam over all"])
-@pytest.mark.parametrize("seed", range(3))
-def test_any_shapes_and_placements(four, seed, optimizer):
-    four.run(train_any, optimizer, seed)
-
-
-def parts_by_hand() -> None:
+@on("four")
+def test_parts_by_hand_are_torchs():
+    """What all of these tests go by."""
     for shape in ((7, 5), (1, 3), (4, 2, 3), (0, 4), (9,)):
         whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
         for own in itertools.product((R, S0, S1), repeat=2):
             placements = [fitting(p, whole.dim()) for p in own]
             theirs = compat.distribute(whole, mesh_of(2, 2), placements)
             assert torch.equal(part_of(whole, mesh_of(2, 2), placements), here(theirs)), (shape, own)
-
-
-def test_parts_by_hand_are_torchs(four):
-    """What all of these tests go by."""
-    four.run(parts_by_hand)

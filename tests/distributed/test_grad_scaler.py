@@ -15,6 +15,7 @@ from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here
 from tests.distributed.reference import SMALLER, make
 from tests.distributed.test_backward import loss_of
 from tests.distributed.test_wrappers import fsdp1, mine
+from tests.distributed.world import on
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
 
@@ -103,7 +104,21 @@ def test_all_ranks_lower_the_scale_if_the_first_is_everywhere(two):
     assert one == other
 
 
-def redistributed(optimizer: str) -> None:
+@on("two")
+def test_gradients_that_are_still_to_be_summed_are_left_unscaled():
+    """A parameter without dimensions, and zeros without memory, as gradients that are still to be summed."""
+    params = [parameter(torch.ones(()), mesh_of(2), R), parameter(torch.ones(4), mesh_of(2), S0)]
+    opt = make("AdamW", params)
+    for p, local in zip(params, (torch.full((), 4.0), torch._efficientzerotensor((4,))), strict=True):
+        p.grad = DTensor.from_local(local, mesh_of(2), [Partial()], run_check=False)
+    opt.grad_scale, opt.found_inf = torch.full((1,), 4.0), torch.zeros(1)
+    opt.step()
+    assert params[0].grad.full_tensor() == 2
+
+
+@on("two")
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP clipped"])
+def test_gradients_that_are_sharded_differently_are_left_unscaled(optimizer):
     """Kernels see a copy of a gradient that is sharded differently from its parameter; the gradient is divided, too."""
     shapes = [(6, 4), (8,)]
     params = [parameter(v.float(), mesh_of(2), S0) for v in values(shapes)]
@@ -117,26 +132,6 @@ def redistributed(optimizer: str) -> None:
         for p, g in zip(params, grads, strict=True):
             assert torch.equal(p.grad.full_tensor(), g * (4 if found_inf else 1))
     assert all(opt.state[p]["step"] == 2 for p in params)
-
-
-def partial() -> None:
-    """A parameter without dimensions, and zeros without memory, as gradients that are still to be summed."""
-    params = [parameter(torch.ones(()), mesh_of(2), R), parameter(torch.ones(4), mesh_of(2), S0)]
-    opt = make("AdamW", params)
-    for p, local in zip(params, (torch.full((), 4.0), torch._efficientzerotensor((4,))), strict=True):
-        p.grad = DTensor.from_local(local, mesh_of(2), [Partial()], run_check=False)
-    opt.grad_scale, opt.found_inf = torch.full((1,), 4.0), torch.zeros(1)
-    opt.step()
-    assert params[0].grad.full_tensor() == 2
-
-
-def test_gradients_that_are_still_to_be_summed_are_left_unscaled(two):
-    two.run(partial)
-
-
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP clipped"])
-def test_gradients_that_are_sharded_differently_are_left_unscaled(two, optimizer):
-    two.run(redistributed, optimizer)
 
 
 def flat(unscale: bool) -> list[tuple[float, list[float]]]:
@@ -163,7 +158,10 @@ def test_an_infinity_in_a_flat_parameter(two, unscale):
     assert two.run(flat, unscale) == [[(4.0, [1.0]), (2.0, [1.0]), (2.0, [2.0])]] * 2
 
 
-def several_meshes(optimizer: str, bad: int) -> None:
+@on("four")
+@EVERY
+@pytest.mark.parametrize("bad", [0, 3])
+def test_an_infinity_beside_several_meshes(bad, optimizer):
     """torch's GradScaler takes no several meshes, and no plain tensors among them; who hands over ``found_inf`` may."""
     both = mesh_of(2, 2)
     where = [None, (both["a"], S0), (both["b"], S1), (both, R, S0)]
@@ -190,12 +188,6 @@ def several_meshes(optimizer: str, bad: int) -> None:
     assert all(opt.state[p]["step"] == 2 for p in params)
 
 
-@EVERY
-@pytest.mark.parametrize("bad", [0, 3])
-def test_an_infinity_beside_several_meshes(four, bad, optimizer):
-    four.run(several_meshes, optimizer, bad)
-
-
 def skips_nonfinite(optimizer: str) -> tuple[list[float], int]:
     """Without a scaler: a shard of one process has a NaN, and all leave the step out."""
     params, _ = start("the first is everywhere")
@@ -220,7 +212,9 @@ def test_a_step_that_is_not_finite_is_left_out_by_all_processes(two, optimizer):
     assert two.run(skips_nonfinite, optimizer) == [([1.0, 1.0, 2.0], 1)] * 2
 
 
-def step_without_gradients(placement: Any) -> None:
+@on("two")
+@pytest.mark.parametrize("placement", [S0, R], ids=str)
+def test_no_process_has_a_gradient(placement):
     """torch's scaler adds up what it has found on each device: a plain 0, where there is no gradient."""
     params = [parameter(v.float(), mesh_of(2), placement) for v in values(SHAPES)]
     before = [here(p).clone() for p in params]
@@ -230,8 +224,3 @@ def step_without_gradients(placement: Any) -> None:
         scaler.step(opt)
         assert opt.skipped_steps == 0
         assert all(torch.equal(here(p), value) for p, value in zip(params, before, strict=True))
-
-
-@pytest.mark.parametrize("placement", [S0, R], ids=str)
-def test_no_process_has_a_gradient(two, placement):
-    two.run(step_without_gradients, placement)

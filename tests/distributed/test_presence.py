@@ -17,6 +17,7 @@ from tests.distributed.collectives import Collectives
 from tests.distributed.parts import S0, S1, R, digest, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import NOT_SHARED, STEPS, make
 from tests.distributed.test_missing_gradients import MISSING
+from tests.distributed.world import on
 from tests.meaning.made_to_measure import values
 
 SHAPES = [(5, 6), (7,), (6, 4), (3, 8)]
@@ -102,7 +103,9 @@ def test_scaled_gradients(three):
     assert one == other == last
 
 
-def train_own_history(optimizer: str) -> None:
+@on("three")
+@pytest.mark.parametrize("optimizer", ["AdamW", *NOT_SHARED])
+def test_without_sums_each_shard_has_its_own_history(optimizer):
     """Each shard is as a parameter of its own that has a gradient in the same steps: its moments, its product of all
     mu, and its number of steps belong together."""
     mesh, rank = mesh_of(3), dist.get_rank()
@@ -119,11 +122,6 @@ def train_own_history(optimizer: str) -> None:
         assert torch.equal(here(p), q)
         assert opt.state[p].keys() == single.state[q].keys()
         assert all(torch.equal(here(value), single.state[q][name]) for name, value in opt.state[p].items())
-
-
-@pytest.mark.parametrize("optimizer", ["AdamW", *NOT_SHARED])
-def test_without_sums_each_shard_has_its_own_history(three, optimizer):
-    three.run(train_own_history, optimizer)
 
 
 def count(placement: Any, optimizer: str) -> list[int]:

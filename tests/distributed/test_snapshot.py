@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial
 import fusedadam
 from fusedadam.engine.changes import snapshot
 from tests.distributed.parts import S0, S1, R, divided, from_part, here, mesh_of, parameter
+from tests.distributed.world import on
 
 LOOKS = pytest.mark.parametrize("look", ["compiled", "plain"])
 
@@ -43,7 +44,9 @@ def trained(params: list[Any], steps: int = 2, **options: Any) -> Any:
     return opt
 
 
-def local_replaced(look: str) -> None:
+@on("two")
+@LOOKS
+def test_another_local_tensor(look):
     with looking(look):
         param, other = (parameter(counting((4, 3)), mesh_of(2), S0) for _ in range(2))
         opt, untouched = trained([param]), trained([other])
@@ -58,12 +61,9 @@ def local_replaced(look: str) -> None:
         assert torch.equal(here(param), here(other))
 
 
+@on("two")
 @LOOKS
-def test_another_local_tensor(two, look):
-    two.run(local_replaced, look)
-
-
-def local_relaid(look: str) -> None:
+def test_another_layout_of_the_local_tensor(look):
     """The same numbers in another order of memory."""
     with looking(look):
         param, other = (parameter(counting((4, 3)), mesh_of(2), S0) for _ in range(2))
@@ -75,12 +75,10 @@ def local_relaid(look: str) -> None:
         assert not here(param).is_contiguous()
 
 
+@on("two")
 @LOOKS
-def test_another_layout_of_the_local_tensor(two, look):
-    two.run(local_relaid, look)
-
-
-def partial(look: str, max_grad_norm: float | None) -> None:
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_another_placement_of_the_gradient(look, max_grad_norm):
     """The local gradient is as it was, but now it is only this process's part of a sum."""
     with looking(look):
         mesh = mesh_of(2)
@@ -98,13 +96,9 @@ def partial(look: str, max_grad_norm: float | None) -> None:
             assert torch.equal(mine, torch.full((4, 3), 1.0 + dist.get_rank())), "gradients are read, never written"
 
 
+@on("four")
 @LOOKS
-@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
-def test_another_placement_of_the_gradient(two, look, max_grad_norm):
-    two.run(partial, look, max_grad_norm)
-
-
-def swapped(look: str) -> None:
+def test_rows_and_columns_swapped_in_the_gradient(look):
     """Rows over one dimension of the mesh and columns over the other, or the other way around: parts are alike."""
     with looking(look):
         mesh = mesh_of(2, 2)
@@ -119,12 +113,9 @@ def swapped(look: str) -> None:
             torch.testing.assert_close(param.full_tensor(), alone.detach(), rtol=1e-6, atol=1e-6)
 
 
+@on("two")
 @LOOKS
-def test_rows_and_columns_swapped_in_the_gradient(four, look):
-    four.run(swapped, look)
-
-
-def plain_gradient(look: str) -> None:
+def test_a_gradient_that_becomes_a_plain_tensor(look):
     with looking(look):
         param, whole = parameter(counting((4, 3)), mesh_of(2), R), torch.nn.Parameter(counting((4, 3)))
         opt = trained([param, whole])
@@ -144,12 +135,9 @@ def plain_gradient(look: str) -> None:
         assert torch.equal(here(param), whole.detach())
 
 
+@on("two")
 @LOOKS
-def test_a_gradient_that_becomes_a_plain_tensor(two, look):
-    two.run(plain_gradient, look)
-
-
-def state_redistributed(look: str) -> None:
+def test_a_state_that_is_divided_otherwise(look):
     with looking(look):
         param = parameter(counting((4, 4)), mesh_of(2), S0)
         opt = trained([param])
@@ -161,12 +149,10 @@ def state_redistributed(look: str) -> None:
             opt.step()
 
 
+@on("two")
 @LOOKS
-def test_a_state_that_is_divided_otherwise(two, look):
-    two.run(state_redistributed, look)
-
-
-def unchanged(look: str, cls: str) -> None:
+@pytest.mark.parametrize("cls", ["AdamW", "AdamP"])
+def test_what_has_not_changed_is_not_made_anew(look, cls):
     """New gradients with equal descriptions are no reason to make a plan anew, nor even to look twice."""
     with looking(look):
         params = [parameter(counting((4, 4)), mesh_of(2), p) for p in (S0, S1, R)]
@@ -180,13 +166,9 @@ def unchanged(look: str, cls: str) -> None:
         assert len(plans) == 1
 
 
+@on("two")
 @LOOKS
-@pytest.mark.parametrize("cls", ["AdamW", "AdamP"])
-def test_what_has_not_changed_is_not_made_anew(two, look, cls):
-    two.run(unchanged, look, cls)
-
-
-def under_way(look: str) -> None:
+def test_a_gradient_that_is_under_way(look):
     """A gradient whose communication has begun, and is waited for when it is used."""
     with looking(look):
         mesh = mesh_of(2)
@@ -209,12 +191,9 @@ def under_way(look: str) -> None:
             torch.testing.assert_close(param.grad.full_tensor(), alone.grad)
 
 
+@on("two")
 @LOOKS
-def test_a_gradient_that_is_under_way(two, look):
-    two.run(under_way, look)
-
-
-def local_of_another_dtype(look: str) -> None:
+def test_a_local_shard_of_another_dtype(look):
     """The offset of a shard counts in its own elements, not in the DTensor's."""
     with looking(look):
         param, other = parameter(torch.zeros(8), mesh_of(2), S0), torch.nn.Parameter(torch.zeros(4))
@@ -227,8 +206,3 @@ def local_of_another_dtype(look: str) -> None:
         other.grad = other.grad.clone()
         opt.step()
         assert here(param).tolist() == pytest.approx([-2.0] * 4)
-
-
-@LOOKS
-def test_a_local_shard_of_another_dtype(two, look):
-    two.run(local_of_another_dtype, look)

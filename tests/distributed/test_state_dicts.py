@@ -24,6 +24,7 @@ from tests.distributed.test_storage import LAYOUTS as SHARDINGS
 from tests.distributed.test_storage import assert_same as assert_same_arrays
 from tests.distributed.test_storage import go as go_on
 from tests.distributed.test_storage import kept, start
+from tests.distributed.world import on
 from tests.support import BF16, F32
 
 LAYOUTS = {"rows": S0, "columns": S1, "everywhere": R}
@@ -214,7 +215,13 @@ def test_averages_are_divided(two, library):
     two.run(averages, library.path("EmaAdamW", "bfloat16"))
 
 
-def across(layout: str) -> None:
+def plain(wholes: list[torch.Tensor]) -> list[Any]:
+    return [torch.nn.Parameter(value) for value in wholes]
+
+
+@on("four")
+@pytest.mark.parametrize("layout", ["HSDP", "FSDP2 over tensor parallel", "rows and columns"])
+def test_states_smaller_than_their_parameters_on_two_dimensions(layout):
     """Meshes of two dimensions, and strides: into the same layout, into plain parameters, and back from these."""
     for optimizer in ("AdamW", *SMALLER):
         make, runs = functools.partial(getattr(fusedadam, optimizer), backend="eager"), []
@@ -232,12 +239,3 @@ def across(layout: str) -> None:
         for each, own in (runs[0], runs[1], runs[3]):
             go_on(each, own, range(2, 4))
             assert_same_arrays([kept(each, p) for p in own], [kept(opt, p) for p in params])
-
-
-def plain(wholes: list[torch.Tensor]) -> list[Any]:
-    return [torch.nn.Parameter(value) for value in wholes]
-
-
-@pytest.mark.parametrize("layout", ["HSDP", "FSDP2 over tensor parallel", "rows and columns"])
-def test_states_smaller_than_their_parameters_on_two_dimensions(four, layout):
-    four.run(across, layout)

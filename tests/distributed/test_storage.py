@@ -27,7 +27,7 @@ from tests.distributed import reference
 from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
 from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
-from tests.distributed.world import NEEDS_FSDP2_ON_CPU
+from tests.distributed.world import NEEDS_FSDP2_ON_CPU, on
 from tests.meaning.made_to_measure import gradient
 from tests.support import BF16
 
@@ -249,7 +249,10 @@ def test_same_bits_of_the_states_of_float32_weights(four, storage):
 BACKENDS = pytest.mark.parametrize("backend", ["eager", pytest.param(None, marks=pytest.mark.exhaustive)])
 
 
-def follow_projections(layout: str, exactly: bool, backend: str | None) -> None:
+@on("two")
+@BACKENDS
+@pytest.mark.parametrize(("layout", "exactly"), [("FSDP2", True), ("tensor parallel", False)])
+def test_projections(layout, exactly, backend):
     """AdamP's sums over whole rows are exact enough for the same bits; where rows are cut, nearly all are the same."""
     params, alone = LAYOUTS[layout][1](start()), [torch.nn.Parameter(value) for value in start()]
     make = functools.partial(fusedadam.AdamP, lr=1e-2, weight_decay=0.1, nesterov=True, storage="8bit", backend=backend)
@@ -271,12 +274,6 @@ def follow_projections(layout: str, exactly: bool, backend: str | None) -> None:
         assert list(one) == list(other)
         off = sum(int((one[n].float() - other[n].float()).abs().gt(1e-6).sum()) for n in one)
         assert off <= 1e-3 * sum(value.numel() for value in one.values())
-
-
-@BACKENDS
-@pytest.mark.parametrize(("layout", "exactly"), [("FSDP2", True), ("tensor parallel", False)])
-def test_projections(two, layout, exactly, backend):
-    two.run(follow_projections, layout, exactly, backend)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -314,7 +311,16 @@ def test_cut_blocks_are_refused(two, four):
 # --- ZeRO, offload, gradients -----------------------------------------------------------------------------------------
 
 
-def follow_zero(optimizer: str, storage: str) -> None:
+@on("two")
+@pytest.mark.parametrize(
+    ("optimizer", "storage"),
+    [
+        pytest.param(o, s, marks=[pytest.mark.exhaustive] if (i + k) % 3 else [])
+        for i, o in enumerate(OPTIMIZERS)
+        for k, s in enumerate(STORAGES)
+    ],
+)
+def test_zero(optimizer, storage):
     """Every parameter is whole on one process. What ZeRO saves, it gives back without asking the optimizer."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # which takes long to import
 
@@ -346,30 +352,17 @@ def follow_zero(optimizer: str, storage: str) -> None:
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "storage"),
-    [
-        pytest.param(o, s, marks=[pytest.mark.exhaustive] if (i + k) % 3 else [])
-        for i, o in enumerate(OPTIMIZERS)
-        for k, s in enumerate(STORAGES)
-    ],
-)
-def test_zero(two, optimizer, storage):
-    two.run(follow_zero, optimizer, storage)
-
-
-def follow_offloaded() -> None:
+@on("two")
+def test_cpu_offload():
     params = fsdp2(2, offload_policy=CPUOffloadPolicy(pin_memory=False))(start())
     opt = OPTIMIZERS["AdamW"](params, storage="8bit")
     go(opt, params, range(STEPS))
     assert_same([kept(opt, p) for p in params], alone("AdamW", storage="8bit"))
 
 
-def test_cpu_offload(two):
-    two.run(follow_offloaded)
-
-
-def follow_other_gradients(storage: str) -> None:
+@on("two")
+@pytest.mark.parametrize("storage", ["16bit", "8bit"])
+def test_gradients_that_are_sharded_otherwise(storage):
     """Gradients are sharded along another dimension, or not at all, and redistributed in every step."""
     params = LAYOUTS["FSDP2"][1](start())
     opt = OPTIMIZERS["AdamP"](params, storage=storage, backend="eager")
@@ -380,12 +373,9 @@ def follow_other_gradients(storage: str) -> None:
     assert_same([kept(opt, p) for p in params], alone("AdamP", storage=storage, backend="eager"))
 
 
-@pytest.mark.parametrize("storage", ["16bit", "8bit"])
-def test_gradients_that_are_sharded_otherwise(two, storage):
-    two.run(follow_other_gradients, storage)
-
-
-def miss_gradients(optimizer: str) -> None:
+@on("two")
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP"])
+def test_missing_gradients(optimizer):
     """A process without a gradient writes nothing; its elements take the noise of its own steps when it has one."""
     params = LAYOUTS["tensor parallel"][1](start())
     opt = OPTIMIZERS[optimizer](params, storage="8bit", backend="eager")
@@ -399,11 +389,6 @@ def miss_gradients(optimizer: str) -> None:
         assert torch.equal(here(p), before[k]) == bool((dist.get_rank() + k) % 2)
     go(opt, params, range(2, STEPS))
     assert all(here(p).isfinite().all() for p in params)
-
-
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP"])
-def test_missing_gradients(two, optimizer):
-    two.run(miss_gradients, optimizer)
 
 
 @BACKENDS

@@ -18,6 +18,7 @@ from tests.distributed.parts import digest, fully_shard, here, mesh_of
 from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, SUMMING
 from tests.distributed.test_backward import STEPS, batch, loss_of, make, model, train
 from tests.distributed.test_backward import assert_same as assert_same_as_alone
+from tests.distributed.world import on
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 WITHOUT_SEVERAL = ["AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam"]
@@ -55,7 +56,19 @@ def zero_of(optimizer: str, net: nn.Module) -> Any:
     return ZeroRedundancyOptimizer(net.parameters(), optimizer_class=type(one), **given)
 
 
-def train_zero(optimizer: str) -> None:
+def _step_both(step: int, net: nn.Module, single: Any, other: nn.Module, zero: Any) -> None:
+    x = batch(step)
+    single.zero_grad()
+    loss_of(net(x), x).backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        q.grad = p.grad.clone()  # type: ignore[union-attr]
+    single.step()
+    zero.step()
+
+
+@on("two")
+@pytest.mark.parametrize("optimizer", WITHOUT_SEVERAL)
+def test_zero(optimizer):
     """The same gradients everywhere, of one process: then every parameter, which is whole somewhere, has its bits."""
     net, other = model(), model()
     single, zero = make(optimizer, net.parameters()), zero_of(optimizer, other)
@@ -83,32 +96,15 @@ def train_zero(optimizer: str) -> None:
         assert torch.equal(a, b)
 
 
-def _step_both(step: int, net: nn.Module, single: Any, other: nn.Module, zero: Any) -> None:
-    x = batch(step)
-    single.zero_grad()
-    loss_of(net(x), x).backward()
-    for p, q in zip(net.parameters(), other.parameters(), strict=True):
-        q.grad = p.grad.clone()  # type: ignore[union-attr]
-    single.step()
-    zero.step()
-
-
-@pytest.mark.parametrize("optimizer", WITHOUT_SEVERAL)
-def test_zero(two, optimizer):
-    two.run(train_zero, optimizer)
-
-
-def refuse_zero(optimizer: str) -> None:
+@on("two")
+@pytest.mark.parametrize("optimizer", OVER_SEVERAL)
+def test_zero_refuses_norms_over_several(optimizer):
     with pytest.raises(ValueError, match=r"gives each process some of the parameters.*leave max_grad_norm out"):
         zero_of(optimizer, model())
 
 
-@pytest.mark.parametrize("optimizer", OVER_SEVERAL)
-def test_zero_refuses_norms_over_several(two, optimizer):
-    two.run(refuse_zero, optimizer)
-
-
-def refuse_zero_later() -> None:
+@on("two")
+def test_zero_refuses_norms_that_are_asked_for_later():
     """An option that is set after the optimizer was made."""
     net = model()
     zero = zero_of("AdamW", net)
@@ -121,11 +117,8 @@ def refuse_zero_later() -> None:
         zero.step()
 
 
-def test_zero_refuses_norms_that_are_asked_for_later(two):
-    two.run(refuse_zero_later)
-
-
-def refuse_zero_of_added_group() -> None:
+@on("two")
+def test_zero_refuses_norms_of_a_group_that_is_added_later():
     """ZeRO takes a group in before its local optimizer sees it: refusing it there would leave the two different."""
     net = model()
     zero = zero_of("AdamW", net)
@@ -143,17 +136,19 @@ def refuse_zero_of_added_group() -> None:
     zero.step()
 
 
-def test_zero_refuses_norms_of_a_group_that_is_added_later(two):
-    two.run(refuse_zero_of_added_group)
-
-
 def fsdp1(original: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a GPU would be faster
         return FullyShardedDataParallel(model(), use_orig_params=original, device_id=torch.device("cpu"))
 
 
-def train_fsdp1(optimizer: str, original: bool) -> None:
+ORIGINAL = pytest.mark.parametrize("original", [False, True], ids=["flat parameters", "use_orig_params"])
+
+
+@on("two")
+@ORIGINAL
+@EVERY_ELEMENTWISE
+def test_fsdp1(optimizer, original):
     alone = train(model(), optimizer)
     net = fsdp1(original)
     opt = make(optimizer, net.parameters())
@@ -169,27 +164,16 @@ def train_fsdp1(optimizer: str, original: bool) -> None:
         torch.testing.assert_close(trained, alone[0], rtol=0, atol=1e-6)
 
 
-ORIGINAL = pytest.mark.parametrize("original", [False, True], ids=["flat parameters", "use_orig_params"])
-
-
+@on("two")
 @ORIGINAL
-@EVERY_ELEMENTWISE
-def test_fsdp1(two, optimizer, original):
-    two.run(train_fsdp1, optimizer, original)
-
-
-def refuse_fsdp1(optimizer: str, original: bool) -> None:
+@EVERY_SUMMING
+def test_fsdp1_refuses_rules_that_sum(optimizer, original):
     with pytest.raises(ValueError, match=r"FullyShardedDataParallel has flattened.*fully_shard \(FSDP2\) instead"):
         make(optimizer, fsdp1(original).parameters())
 
 
-@ORIGINAL
-@EVERY_SUMMING
-def test_fsdp1_refuses_rules_that_sum(two, optimizer, original):
-    two.run(refuse_fsdp1, optimizer, original)
-
-
-def refuse_fsdp1_later() -> None:
+@on("two")
+def test_fsdp1_refuses_norms_that_are_asked_for_later():
     net = fsdp1(True)
     opt = fusedadam.AdamW(net.parameters())
     loss_of(net(mine(0)), mine(0)).backward()
@@ -200,11 +184,9 @@ def refuse_fsdp1_later() -> None:
     opt.step()
 
 
-def test_fsdp1_refuses_norms_that_are_asked_for_later(two):
-    two.run(refuse_fsdp1_later)
-
-
-def refuse_on_flat(original: bool) -> None:
+@on("two")
+@ORIGINAL
+def test_fsdp1_refuses_what_would_be_wrong(original):
     """What would be silently wrong: averages that do not reach the model, the norm of a part, gradients too early."""
     net = fsdp1(original)
     opt = make("EmaAdamW", net.parameters())
@@ -226,12 +208,8 @@ def refuse_on_flat(original: bool) -> None:
     opt.step()
 
 
-@ORIGINAL
-def test_fsdp1_refuses_what_would_be_wrong(two, original):
-    two.run(refuse_on_flat, original)
-
-
-def refuse_averages_of_zero() -> None:
+@on("two")
+def test_zero_refuses_to_evaluate_with_averages():
     net = model()
     zero = zero_of("EmaAdamW", net)
     loss_of(net(batch(0)), batch(0)).backward()
@@ -240,10 +218,6 @@ def refuse_averages_of_zero() -> None:
         pass
     with pytest.raises(RuntimeError, match="only some of the averages"):
         zero.optim.ema_state_dict(net)
-
-
-def test_zero_refuses_to_evaluate_with_averages(two):
-    two.run(refuse_averages_of_zero)
 
 
 def in_backward(optimizer: str, world: int) -> None:
@@ -270,7 +244,9 @@ def test_step_in_backward_under_fsdp2(two, optimizer):
     two.run(in_backward, optimizer, 2)
 
 
-def refuse_in_backward(optimizer: str) -> None:
+@on("two")
+@EVERY_SUMMING
+def test_step_in_backward_refuses_rules_that_sum(optimizer):
     net = model()
     fully_shard(net, mesh=mesh_of(2))
     with pytest.raises(ValueError, match=r"stepping in backward (would wait for|sees one gradient)"):
@@ -281,19 +257,11 @@ def refuse_in_backward(optimizer: str) -> None:
     opt.step()
 
 
-@EVERY_SUMMING
-def test_step_in_backward_refuses_rules_that_sum(two, optimizer):
-    two.run(refuse_in_backward, optimizer)
-
-
-def refuse_ddp_in_backward() -> None:
+@on("two")
+def test_step_in_backward_refuses_ddp():
+    """It adds gradients up after they are complete here: every rank would train by itself."""
     net = DistributedDataParallel(model())
     with pytest.raises(TypeError, match=r"DistributedDataParallel.*optimizer.step\(\)"):
         fusedadam.step_in_backward(net, functools.partial(make, "AdamW"))
     loss_of(net(mine(0)), mine(0)).backward()
     assert all(p.grad is not None for p in net.parameters())
-
-
-def test_step_in_backward_refuses_ddp(two):
-    """It adds gradients up after they are complete here: every rank would train by itself."""
-    two.run(refuse_ddp_in_backward)

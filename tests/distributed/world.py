@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -148,6 +150,25 @@ class World:
         return "an unknown place"
 
 
+def on(world: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a function that every process of the world (a fixture) calls; all must return the same."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        own = [*inspect.signature(function).parameters.values()]
+
+        @functools.wraps(function)
+        def test(**given: Any) -> None:
+            first, *others = given.pop(world).run(function, *(given[parameter.name] for parameter in own))
+            assert all(answer == first for answer in others)
+
+        fixture = inspect.Parameter(world, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([fixture, *own])  # type: ignore[attr-defined]
+        test.in_processes = function  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
 def _stack_file(folder: str, rank: int) -> Path:
     return Path(folder) / f"stack of rank {rank}"
 
@@ -176,6 +197,7 @@ def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
 
 def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:
     try:
-        return pickle.dumps((True, getattr(importlib.import_module(module), name)(*arguments)))
+        function = getattr(importlib.import_module(module), name)
+        return pickle.dumps((True, getattr(function, "in_processes", function)(*arguments)))
     except BaseException:
         return pickle.dumps((False, traceback.format_exc()))
