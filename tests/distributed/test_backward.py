@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from fusedadam import compat
 from tests.distributed.parts import fully_shard, mesh_of
 from tests.distributed.reference import OPTIMIZERS
+from tests.distributed.world import on
 from tests.meaning.by_hand import largest_cosine
 
 STEPS, BATCH, LENGTH, WIDTH = 5, 6, 4, 8
@@ -103,8 +104,10 @@ def test_fsdp2_on_three(three, optimizer):
     three.run(train_fsdp2, optimizer, 3)
 
 
-def train_tensor_parallel(optimizer: str) -> bool:
-    """Returns whether the gradients of norms came as parts of sums."""
+@on("two")
+@EVERY
+def test_tensor_parallel_on_two(optimizer):
+    """Norms work on parts of the sequence: their gradients are sums that are still to be made."""
     alone = train(Block(), optimizer)
     net, mesh = Block(), mesh_of(2)
     plan = {
@@ -119,17 +122,10 @@ def train_tensor_parallel(optimizer: str) -> bool:
         x = compat.distribute(batch(step), mesh, [Shard(1)])
         opt.zero_grad()
         loss_of(net(x), x).backward()
-        partial = net.norm.weight.grad.placements[0].is_partial()  # type: ignore[union-attr]
+        assert net.norm.weight.grad.placements[0].is_partial()
         opt.step()
         projections.append([opt.projections().get(p, "none") for p in params] if hasattr(opt, "projections") else [])
     assert_same(([_whole(p) for p in params], projections, opt.grad_norm), alone)
-    return partial
-
-
-@EVERY
-def test_tensor_parallel_on_two(two, optimizer):
-    """Norms work on parts of the sequence: their gradients are sums that are still to be made."""
-    assert two.run(train_tensor_parallel, optimizer) == [True, True]
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name.startswith("AdamP")])

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from tests.distributed.parts import S0, S1, divided, here, mesh_of, parameter
 from tests.distributed.reference import OPTIMIZERS
-from tests.distributed.world import World
+from tests.distributed.world import on
 
 
 def moving(params: list[Any], step: int) -> None:
@@ -63,26 +62,15 @@ def test_objects_and_memory_are_flat(two, optimizer, gradients, count):
         assert resident < 8 << 20  # what was freed is not always given back
 
 
-def summary() -> tuple[str, str]:
+@on("two")
+def test_what_is_counted_is_the_part_that_is_here():
     param = parameter(torch.ones(6, 4), mesh_of(2), S0)
     param.grad = torch.ones_like(param)
     optimizer = OPTIMIZERS["AdamW"]([param])
     optimizer.step()
-    return repr(optimizer), optimizer.memory_summary()
-
-
-def test_what_is_counted_is_the_part_that_is_here(two):
-    for described, table in two.run(summary):
-        assert "\nState: 100 bytes (" in described  # two moments of 12 elements, and the step
-        lines = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line}
-        assert lines["parameters"] == lines["gradients"] == lines["exp_avg"] == ["float32", "1", "12", "48", "bytes"]
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[World]:
-    world = World(1)
-    yield world
-    world.end()
+    assert "\nState: 100 bytes (" in repr(optimizer)  # two moments of 12 elements, and the step
+    lines = {line.split()[0]: line.split()[1:] for line in optimizer.memory_summary().splitlines() if line}
+    assert lines["parameters"] == lines["gradients"] == lines["exp_avg"] == ["float32", "1", "12", "48", "bytes"]
 
 
 def times(optimizer: str, count: int = 1000, rounds: int = 30) -> tuple[float, float]:

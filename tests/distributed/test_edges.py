@@ -38,16 +38,13 @@ SHAPES = {
 }
 
 
-def train(optimizer: str, shapes: list[tuple[int, ...]], placement: Any, world: int) -> None:
-    run = one_process(optimizer, shapes)
-    follow(run, optimizer, [parameter(v, mesh_of(world), placement) for v in run.start])
-
-
+@on("three")
 @EVERY
 @pytest.mark.parametrize("placement", [S0, S1], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-def test_shapes_on_three(three, shapes, placement, optimizer):
-    three.run(train, optimizer, shapes, placement, 3)
+def test_shapes_on_three(shapes, placement, optimizer):
+    run = one_process(optimizer, shapes)
+    follow(run, optimizer, [parameter(v, mesh_of(3), placement) for v in run.start])
 
 
 def channels_last(part: Tensor) -> Tensor:
@@ -139,16 +136,12 @@ def test_processes_outside_a_mesh(optimizer):
     opt.step()
 
 
-def train_with_gaps_in_time(optimizer: str, world: int) -> None:
+@on("three")
+@EVERY
+def test_gradients_that_are_missing_on_all(optimizer):
     """Which parameters have a gradient changes from step to step, on all processes alike."""
     run = one_process(optimizer, [(5, 6), (3, 4), (7,), (2, 3)], has_gradient=lambda step, k: (step + k) % 3 != 0)
-    mesh = mesh_of(world)
-    follow(run, optimizer, [parameter(v, mesh, S0 if k % 2 else S1) for k, v in enumerate(run.start)])
-
-
-@EVERY
-def test_gradients_that_are_missing_on_all(three, optimizer):
-    three.run(train_with_gaps_in_time, optimizer, 3)
+    follow(run, optimizer, [parameter(v, mesh_of(3), S0 if k % 2 else S1) for k, v in enumerate(run.start)])
 
 
 @on("two")
@@ -186,7 +179,8 @@ def test_the_eager_backend(optimizer):
     assert ends[0] == ends[1]
 
 
-def states_beside_a_mesh_elsewhere() -> dict[str, str]:
+@on("two")
+def test_states_are_where_their_parameters_are():
     """A mesh of another device than its parameters', as with CPU offload; a made-up one, so that no GPU is needed."""
     mesh = init_device_mesh("cpu", (2,))
     param = parameter(torch.randn(5, 3), mesh, S0)
@@ -195,12 +189,9 @@ def states_beside_a_mesh_elsewhere() -> dict[str, str]:
     optimizer = make("EmaAdamW", [param])
     optimizer.step()
     states = {name: state for name, state in optimizer.state[param].items() if name != "step"}
-    return {name: f"{state.device} {here(state).device} {state.placements}" for name, state in states.items()}
-
-
-def test_states_are_where_their_parameters_are(two):
-    for states in two.run(states_beside_a_mesh_elsewhere):
-        assert states == dict.fromkeys(("exp_avg", "exp_avg_sq", "ema_params"), f"cpu cpu {(S0,)}")
+    assert [*states] == ["exp_avg", "exp_avg_sq", "ema_params"]
+    for state in states.values():
+        assert (state.device.type, here(state).device.type, state.placements) == ("cpu", "cpu", (S0,))
 
 
 def dealt_out() -> Any:

@@ -18,6 +18,7 @@ import fusedadam
 from tests.distributed.follow import assert_close, assert_same_norm, size_of
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import NOT_SHARED, STEPS, after, make
+from tests.distributed.world import on
 from tests.meaning.made_to_measure import gradient, values
 from tests.support import F32
 
@@ -48,7 +49,11 @@ def with_holes(p: Tensor, kind: str, step: int, generator: Any, dim: int, silent
     return grad.float()
 
 
-def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list[Any]:
+@on("three")
+@EVERY
+@pytest.mark.parametrize("placement", [S0, S1], ids=str)
+@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
+def test_gradients_that_are_missing_on_some(missing, placement, optimizer):
     """Beside one process whose gradients are zero where they are missing here: its norms are the same, and so are its
     projections by channel, and what it makes of rows that are there."""
     mesh, rank = mesh_of(3), dist.get_rank()
@@ -98,15 +103,11 @@ def train(optimizer: str, placement: Any, missing: dict[int, list[int]]) -> list
     return said
 
 
-@EVERY
+@on("three")
+@pytest.mark.parametrize("order", [2.0, float("inf")])
 @pytest.mark.parametrize("placement", [S0, S1], ids=str)
 @pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
-def test_gradients_that_are_missing_on_some(three, missing, placement, optimizer):
-    said = three.run(train, optimizer, placement, missing)
-    assert said[0] == said[1] == said[2], "ranks differ in norms or projections"
-
-
-def clip(placement: Any, missing: dict[int, list[int]], order: float) -> float:
+def test_clipping_with_gradients_that_are_missing_on_some(missing, placement, order):
     mesh, rank = mesh_of(3), dist.get_rank()
     start = [v.float() for v in values(SHAPES)]
     params, alone = [parameter(v, mesh, placement) for v in start], []
@@ -124,13 +125,6 @@ def clip(placement: Any, missing: dict[int, list[int]], order: float) -> float:
         if p.grad is not None:
             torch.testing.assert_close(here(p.grad), expected_here(q.grad, p), rtol=1e-6, atol=0)
     return norm.item()
-
-
-@pytest.mark.parametrize("order", [2.0, float("inf")])
-@pytest.mark.parametrize("placement", [S0, S1], ids=str)
-@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
-def test_clipping_with_gradients_that_are_missing_on_some(three, missing, placement, order):
-    assert len(set(three.run(clip, placement, missing, order))) == 1
 
 
 def rebuild_on_one_rank() -> list[Any]:
@@ -154,7 +148,9 @@ def test_one_process_alone_makes_its_plan_anew(four):
     assert said[2] == said[3]
 
 
-def rebuild_beside_summands(optimizer: str) -> list[float]:
+@on("two")
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP"])
+def test_one_process_alone_makes_its_plan_beside_summands(optimizer):
     """A gradient whose summands are still to be added up; one process makes a plan alone, and must send nothing."""
     mesh, rank, said = mesh_of(2), dist.get_rank(), []
     norm, matrix = parameter(torch.ones(4), mesh, R), parameter(torch.ones(4, 4), mesh, S0)
@@ -168,30 +164,11 @@ def rebuild_beside_summands(optimizer: str) -> list[float]:
         others = torch.full((3,), 10.0**step)  # of the training itself: it meets its own kind
         dist.all_reduce(others)
         said += [float(others[0]), float(here(norm)[0])]
+    assert said[::2] == [2.0, 20.0, 200.0, 2000.0]
     return said
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP"])
-def test_one_process_alone_makes_its_plan_beside_summands(two, optimizer):
-    one, other = two.run(rebuild_beside_summands, optimizer)
-    assert one == other
-    assert one[::2] == [2.0, 20.0, 200.0, 2000.0]
-
-
-def freeze_and_thaw(frozen: list[bool], gradients: list[list[bool]]) -> list[float]:
-    """Of the second parameter: when it is frozen, and on which ranks it has a gradient nevertheless."""
-    mesh, rank = mesh_of(2), dist.get_rank()
-    a, b = (parameter(torch.ones(4, 4), mesh, S0) for _ in range(2))
-    opt, norms = fusedadam.AdamW([a, b], max_grad_norm=1.0), []
-    for is_frozen, has in zip(frozen, gradients, strict=True):
-        b.requires_grad_(not is_frozen)
-        a.grad = divided_like(torch.ones(4, 4), a)
-        b.grad = divided_like(torch.ones(4, 4), b) if has[rank] else None
-        opt.step()
-        norms.append(float(opt.grad_norm**2))
-    return norms
-
-
+@on("two")
 @pytest.mark.parametrize(
     ("frozen", "gradients", "norms"),
     [
@@ -201,19 +178,24 @@ def freeze_and_thaw(frozen: list[bool], gradients: list[list[bool]]) -> list[flo
     ],
     ids=["freeze", "thaw", "a gradient from before"],
 )
-def test_parameters_are_frozen_and_thawed_on_the_way(two, frozen, gradients, norms):
-    for own in two.run(freeze_and_thaw, frozen, gradients):
-        assert own == pytest.approx(norms)
+def test_parameters_are_frozen_and_thawed_on_the_way(frozen, gradients, norms):
+    """Of the second parameter: when it is frozen, and on which ranks it has a gradient nevertheless."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    a, b = (parameter(torch.ones(4, 4), mesh, S0) for _ in range(2))
+    opt = fusedadam.AdamW([a, b], max_grad_norm=1.0)
+    for is_frozen, has, norm in zip(frozen, gradients, norms, strict=True):
+        b.requires_grad_(not is_frozen)
+        a.grad = divided_like(torch.ones(4, 4), a)
+        b.grad = divided_like(torch.ones(4, 4), b) if has[rank] else None
+        opt.step()
+        assert float(opt.grad_norm**2) == pytest.approx(norm)
 
 
-def clip_twice_listed() -> float:
+@on("two")
+def test_a_parameter_that_is_listed_twice_counts_once():
     a, b = (parameter(torch.ones(4, 4), mesh_of(2), S0) for _ in range(2))
     a.grad = divided_like(torch.ones(4, 4), a) if dist.get_rank() == 0 else None
     b.grad = divided_like(torch.ones(4, 4), b)
     norm = fusedadam.clip_grad_norm_([a, a, b], 1.0)
     assert float(norm**2) == pytest.approx(8 + 16)
-    return float(here(b.grad)[0, 0] * norm)
-
-
-def test_a_parameter_that_is_listed_twice_counts_once(two):
-    assert two.run(clip_twice_listed) == [pytest.approx(1.0)] * 2
+    assert float(here(b.grad)[0, 0] * norm) == pytest.approx(1.0)

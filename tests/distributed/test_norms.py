@@ -9,11 +9,14 @@ import fusedadam
 from fusedadam.in_backward import step_in_backward
 from tests.distributed.parts import S0, S1, R, divided_like, mesh_of, parameter
 from tests.distributed.reference import make
+from tests.distributed.world import on
 
 SHAPES = [(7, 5), (300,), (), (4, 6, 2)]
 
 
-def measure(name: str) -> list[list[float]]:
+@on("two")
+@pytest.mark.parametrize("name", ["AdamW", "AdamP clipped"])
+def test_norms_of_sharded_parameters_on_two(name):
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=generator) for shape in SHAPES]
     mesh, placements = mesh_of(2), [[S0], [S0], [R], [S1]]
@@ -32,13 +35,8 @@ def measure(name: str) -> list[list[float]]:
     return found.tolist()
 
 
-@pytest.mark.parametrize("name", ["AdamW", "AdamP clipped"])
-def test_norms_of_sharded_parameters_on_two(two, name):
-    first, second = two.run(measure, name)
-    assert first == second
-
-
-def measure_in_backward() -> str:
+@on("two")
+def test_stepping_in_backward_refuses_to_wait_for_others():
     model = torch.nn.Linear(4, 4)
     model.weight = parameter(model.weight.detach(), mesh_of(2), S0)
     optimizer = step_in_backward(model, fusedadam.AdamW)
@@ -47,7 +45,3 @@ def measure_in_backward() -> str:
     with pytest.raises(ValueError, match=r"watch_norms=True.*other processes") as refused:
         optimizer._in_backward.step(optimizer, model.weight)
     return str(refused.value)
-
-
-def test_stepping_in_backward_refuses_to_wait_for_others(two):
-    assert len({*two.run(measure_in_backward)}) == 1

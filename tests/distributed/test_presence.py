@@ -124,7 +124,14 @@ def test_without_sums_each_shard_has_its_own_history(optimizer):
         assert all(torch.equal(here(value), single.state[q][name]) for name, value in opt.state[p].items())
 
 
-def count(placement: Any, optimizer: str) -> list[int]:
+@on("two")
+@pytest.mark.parametrize(
+    ("optimizer", "placement", "first"),
+    [("Adafactor", S0, 1 * 4), ("Adafactor", S1, 2 * 4), *((name, S0, None) for name in NOT_SHARED)],
+    ids=str,
+)
+def test_only_parameters_with_shared_states_are_asked_about(optimizer, placement, first):
+    """In one all-reduce, four bytes each. Experts that are sharded along their first dimension share nothing."""
     params = [parameter(v.float(), mesh_of(2), placement) for v in values([(4, 6), (2, 4, 6), (8,)])]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -132,15 +139,4 @@ def count(placement: Any, optimizer: str) -> list[int]:
     opt.step()
     with Collectives() as counted:
         opt.step()
-    return [one.bytes for one in counted.seen]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "placement", "first"),
-    [("Adafactor", S0, 1 * 4), ("Adafactor", S1, 2 * 4), *((name, S0, None) for name in NOT_SHARED)],
-    ids=str,
-)
-def test_only_parameters_with_shared_states_are_asked_about(two, optimizer, placement, first):
-    """In one all-reduce, four bytes each. Experts that are sharded along their first dimension share nothing."""
-    for seen in two.run(count, placement, optimizer):
-        assert (seen[0] if seen else None) == first
+    assert (counted.seen[0].bytes if counted.seen else None) == first

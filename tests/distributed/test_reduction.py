@@ -14,6 +14,7 @@ from fusedadam import compat
 from tests.distributed.collectives import Collectives
 from tests.distributed.parts import S0, S1, R, divided_like, mesh_of, parameter
 from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, make
+from tests.distributed.world import on
 from tests.meaning.made_to_measure import values
 
 NUMBER = 8  # bytes: sums travel in float64
@@ -104,7 +105,9 @@ def test_none_where_nothing_is_divided(two, optimizer):
         assert seen == said == []
 
 
-def count_many(optimizer: str) -> list[Any]:
+@on("two")
+@EVERY
+def test_all_parameters_of_a_mesh_together(optimizer):
     """Of several placements, dtypes and groups, and plain tensors: still one mesh."""
     mesh, params = mesh_of(2), []
     for k, shape in enumerate([(4, 3), (5,), (6, 2), (3, 3), (7,), (4, 4), (2, 2), (3,)]):
@@ -117,15 +120,12 @@ def count_many(optimizer: str) -> list[Any]:
     with Collectives() as counted:
         opt.step()
     assert [c.bytes for c in counted.seen] == [one.bytes for one in opt._stepper.last_plan.launches.reductions]
-    return [c.name for c in counted.seen]
+    assert [c.name for c in counted.seen] == ["allreduce_"] * len(ROUNDS[optimizer])
 
 
+@on("four")
 @EVERY
-def test_all_parameters_of_a_mesh_together(two, optimizer):
-    assert two.run(count_many, optimizer) == [["allreduce_"] * len(ROUNDS[optimizer])] * 2
-
-
-def count_meshes(optimizer: str) -> list[str]:
+def test_one_for_each_mesh(optimizer):
     both = mesh_of(2, 2)
     params = [parameter(v.float(), mesh, S0) for v in values([(4, 3), (6, 2)]) for mesh in (both["a"], both["b"])]
     for p in params:
@@ -133,15 +133,12 @@ def count_meshes(optimizer: str) -> list[str]:
     opt = OPTIMIZERS[optimizer](params)
     with Collectives() as counted:
         opt.step()
-    return [c.name for c in counted.seen]
+    assert [c.name for c in counted.seen] == ["allreduce_"] * 2 * len(ROUNDS[optimizer])
 
 
+@on("two")
 @EVERY
-def test_one_for_each_mesh(four, optimizer):
-    assert four.run(count_meshes, optimizer) == [["allreduce_"] * 2 * len(ROUNDS[optimizer])] * 4
-
-
-def count_scaled(optimizer: str) -> list[Any]:
+def test_one_more_of_four_bytes_with_a_grad_scaler(optimizer):
     """What GradScaler hands to the step is agreed on by four bytes more; a step that is skipped says nothing else."""
     params = parameters(mesh_of(2), S0)
     opt, found = make(optimizer, params), []
@@ -150,18 +147,14 @@ def count_scaled(optimizer: str) -> list[Any]:
         with Collectives() as counted:
             opt.step()
         found.append(counted.seen)
-    return found
+    taken, skipped = found
+    assert taken == [("allreduce_", 4), *(("allreduce_", NUMBER * one["S(0)"]) for one in ROUNDS[optimizer])]
+    assert skipped == [("allreduce_", 4)]
 
 
+@on("two")
 @EVERY
-def test_one_more_of_four_bytes_with_a_grad_scaler(two, optimizer):
-    numbers = [("allreduce_", NUMBER * one["S(0)"]) for one in ROUNDS[optimizer]]
-    for taken, skipped in two.run(count_scaled, optimizer):
-        assert taken == [("allreduce_", 4), *numbers]
-        assert skipped == [("allreduce_", 4)]
-
-
-def count_missing(optimizer: str) -> list[Any]:
+def test_the_same_bytes_without_gradients(optimizer):
     """The same bytes, whoever has a gradient."""
     params = parameters(mesh_of(2), S0)
     if dist.get_rank() == 1:
@@ -170,31 +163,23 @@ def count_missing(optimizer: str) -> list[Any]:
     opt = make(optimizer, params)
     with Collectives() as counted:
         opt.step()
-    return counted.seen
+    assert counted.seen == [("allreduce_", NUMBER * one["S(0)"]) for one in ROUNDS[optimizer]]
 
 
-@EVERY
-def test_the_same_bytes_without_gradients(two, optimizer):
-    for seen in two.run(count_missing, optimizer):
-        assert seen == [("allreduce_", NUMBER * one["S(0)"]) for one in ROUNDS[optimizer]]
-
-
-def count_clipping(order: float, error: bool) -> list[Any]:
+@on("two")
+@pytest.mark.parametrize("error", [False, True])
+@pytest.mark.parametrize("order", [2.0, 1.0, 3.0, float("inf")])
+def test_clip_grad_norm_asks_once(order, error):
+    """Twice with error_if_nonfinite, which takes the norm before it changes anything."""
     params = parameters(mesh_of(2), S1)
     with Collectives() as counted:
         fusedadam.clip_grad_norm_(params, 1.0, order, error_if_nonfinite=error)
-    return counted.seen
+    assert counted.seen == [("allreduce_", NUMBER * 2 * ALL)] * (1 + error)
 
 
-@pytest.mark.parametrize("error", [False, True])
-@pytest.mark.parametrize("order", [2.0, 1.0, 3.0, float("inf")])
-def test_clip_grad_norm_asks_once(two, order, error):
-    """Twice with error_if_nonfinite, which takes the norm before it changes anything."""
-    for seen in two.run(count_clipping, order, error):
-        assert seen == [("allreduce_", NUMBER * 2 * ALL)] * (1 + error)
-
-
-def count_partial() -> list[Any]:
+@on("two")
+def test_partial_gradients_are_added_up():
+    """A gradient that is still to be added up over the processes costs that, in every step."""
     param = parameter(torch.ones(4, 4), mesh_of(2), R)
     param.grad = DTensor.from_local(torch.ones(4, 4), mesh_of(2), [Partial()], run_check=False)
     opt, seen = fusedadam.AdamW([param]), []
@@ -202,17 +187,12 @@ def count_partial() -> list[Any]:
         with Collectives() as counted:
             opt.step()
         seen.append(counted.seen)
-    return seen
+    assert set(seen[0]) == {("all_reduce", 64)}
+    assert seen[1:] == [[("all_reduce", 64)]] * 2
 
 
-def test_partial_gradients_are_added_up(two):
-    """A gradient that is still to be added up over the processes costs that, in every step."""
-    for first, *others in two.run(count_partial):
-        assert set(first) == {("all_reduce", 64)}
-        assert others == [[("all_reduce", 64)]] * 2
-
-
-def count_others() -> list[list[str]]:
+@on("two")
+def test_the_counter_sees_every_kind():
     found = []
     value = torch.ones(4, 4)
     whole = compat.distribute(value, mesh_of(2), [S0])
@@ -229,10 +209,6 @@ def count_others() -> list[list[str]]:
         with Collectives() as counted:
             work()
         found.append([c.name for c in counted.seen])
-    return found
-
-
-def test_the_counter_sees_every_kind(two):
-    *others, nothing = two.run(count_others)[0]
+    *others, nothing = found
     assert all(others)
     assert nothing == []

@@ -423,7 +423,9 @@ class Holder(torch.nn.Module):
         self.all = torch.nn.ParameterList(torch.nn.Parameter(v + more) for v in wholes)
 
 
-def float32_weights(storage: str) -> list[list[str]]:
+@on("four")
+@pytest.mark.parametrize("storage", STORAGES)
+def test_float32_weights_and_averages(storage):
     """Set from float32, whole or sharded, trained, and read as float32: as in one process. Some shards are empty."""
     exact = Holder(torch.float32, 1 / 3).state_dict()
     ends, keys = [], []
@@ -461,13 +463,9 @@ def float32_weights(storage: str) -> list[list[str]]:
     return keys
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_float32_weights_and_averages(four, storage):
-    keys = four.run(float32_weights, storage)
-    assert all(found == keys[0] for found in keys), "every process has the same states"
-
-
-def step_in_backward() -> None:
+@on("two")
+@NEEDS_FSDP2_ON_CPU
+def test_step_in_backward():
     ends = []
     for early in (False, True):
         torch.manual_seed(0)
@@ -484,8 +482,3 @@ def step_in_backward() -> None:
     for mine, theirs in zip(*ends, strict=True):
         assert {*mine} == {*theirs}
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())
-
-
-@NEEDS_FSDP2_ON_CPU
-def test_step_in_backward(two):
-    two.run(step_in_backward)

@@ -31,17 +31,13 @@ def mine(step: int) -> Tensor:
     return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def train_ddp(optimizer: str) -> str:
+@on("two")
+@EVERY
+def test_ddp(optimizer):
     alone = train(model(), optimizer)
     net = DistributedDataParallel(model())
     assert_same_as_alone(train(net, optimizer, dist.get_rank(), dist.get_world_size()), alone)
     return digest(net.parameters())
-
-
-@EVERY
-def test_ddp(two, optimizer):
-    one, other = two.run(train_ddp, optimizer)
-    assert one == other
 
 
 def zero_of(optimizer: str, net: nn.Module) -> Any:
@@ -220,13 +216,15 @@ def test_zero_refuses_to_evaluate_with_averages():
         zero.optim.ema_state_dict(net)
 
 
-def in_backward(optimizer: str, world: int) -> None:
+@on("two")
+@EVERY_ELEMENTWISE
+def test_step_in_backward_under_fsdp2(optimizer):
     """The bits of the same training with step() after backward."""
     ends = []
     for early in (False, True):
         net = model()
         for module in (net[0], net):  # type: ignore[index]
-            fully_shard(module, mesh=mesh_of(world))
+            fully_shard(module, mesh=mesh_of(2))
         make_it = functools.partial(make, optimizer)
         opt = fusedadam.step_in_backward(net, make_it) if early else make_it(net.parameters())
         for step in range(STEPS):
@@ -237,11 +235,6 @@ def in_backward(optimizer: str, world: int) -> None:
         states = [v for p in net.parameters() for v in opt.state[p].values()]
         ends.append([here(t).clone() for t in (*net.parameters(), *states)])
     torch.testing.assert_close(*ends, rtol=0, atol=0)
-
-
-@EVERY_ELEMENTWISE
-def test_step_in_backward_under_fsdp2(two, optimizer):
-    two.run(in_backward, optimizer, 2)
 
 
 @on("two")

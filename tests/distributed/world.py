@@ -159,7 +159,7 @@ def on(world: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
         @functools.wraps(function)
         def test(**given: Any) -> None:
             first, *others = given.pop(world).run(function, *(given[parameter.name] for parameter in own))
-            assert all(answer == first for answer in others)
+            assert all(answer == first for answer in others), f"processes returned {[first, *others]}"
 
         fixture = inspect.Parameter(world, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         test.__signature__ = inspect.Signature([fixture, *own])  # type: ignore[attr-defined]
