@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import re
 
 import pytest
 
-from fusedadam.rules import clipping, ops
 from fusedadam.rules.clipping import tensor_norm
 from fusedadam.rules.ops import divide, largest, maximum, row_sum, sqrt, tensor_sum, where
-from fusedadam.rules.rule import Flag, RuleError, Scalar, Value, Values, rule
+from fusedadam.rules.rule import RuleError
 from fusedadam.rules.tracing import NotOnBothSides, check
+from tests.rules.written import HELPERS, written
 from tests.support import F32, Case, apply, assert_same_bits, draw
-
-NAMES = {**vars(ops), **vars(clipping), "Value": Value, "Scalar": Scalar, "Flag": Flag, "Values": Values}
-HEAD = """def is_positive(x):
-    return x > 0
-
-def twice(x):
-    return 2 * x
-
-def both(x):
-    return x > 0, x + 1
-
-def norm_if(condition, x):
-    return where(condition, sqrt(tensor_sum(x * x)), 1.0)
-
-def adds_up(x):
-    return tensor_sum(x)
-
-def one():
-    return 1.0
-
-def made_up(param: Value, grad: Value, m: Value, *, s: Scalar, f: Flag, g: Flag) -> Values:
-"""
-number = itertools.count()
-
-
-def made(body, reports=()):
-    """A rule with these lines, in a file of its own, so that its source can be read."""
-    text = HEAD + "".join(f"    {line}\n" for line in body.splitlines()) + "    return param, m\n"
-    filename = f"<rule {next(number)}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    namespace = dict(NAMES, __name__="made_up")
-    exec(compile(text, filename, "exec"), namespace)
-    return rule(scalars=lambda step: {"s": 1.0}, reports=reports)(namespace["made_up"])
-
 
 REFUSED = [
     ("m = (param > 0) + (grad > 0) + 0.0 * m", "`param > 0` is a condition, not a number; write `where(param > 0, 1.0"),
@@ -75,8 +39,14 @@ REFUSED = [
     ("m = where(grad > 0, grad > m, 0.0)", "`grad > m` is a condition"),
     ("m = where((grad > 0) == (m > 0), m, grad)", "`grad > 0` is a condition"),
     ("m = where((grad > 0) > 0, m, grad)", "`grad > 0` is a condition"),
-    ("m = where(grad, m, 0.0)", "`grad` is not a condition"),
+    ("m = where(grad, m, 0.0)", "`grad` is not a condition; compare it, as in `grad > 0`"),
     ("m = where((grad > 0) & m, m, 0.0)", "`m` is not a condition"),
+    ("m = where((grad > 0) & s, m, 0.0)", "`(grad > 0) & s`: `s` is not a condition; compare it, as in `s > 0`"),
+    ("m = where(1.0 | (grad > 0), m, 0.0)", "`1.0` is not a condition"),
+    ("up = grad > 0\nup = where(up, 1.0, 0.0)\nm = where(up, m, 0.0)", "`up` is not a condition"),
+    ("if f:\n    m = where(s, m, grad)", "`s` is not a condition"),
+    ("m = where(1.0, m, grad)", "`1.0` is not a condition"),
+    ("m = where(tensor_sum(grad), m, grad)", "`tensor_sum(grad)` is not a condition"),
     ("m = where(where(grad > 0, m, grad), m, 0.0)", "is not a condition"),
     ("m = where(twice(grad), m, 0.0)", "`twice(grad)` is not a condition"),
     ("m = norm_if(grad, m) + m", "`condition` is not a condition"),
@@ -96,15 +66,15 @@ REFUSED = [
 @pytest.mark.parametrize(("body", "says"), REFUSED, ids=[body for body, _ in REFUSED])
 def test_refused(body, says):
     with pytest.raises(RuleError) as caught:
-        made(body)
+        written(body)
     assert says in str(caught.value)
     line = int(re.search(r"<rule \d+>:(\d+)\)", str(caught.value)).group(1))
-    assert line > HEAD.count("\n") or "twice" in says or "norm_if" in body  # which point at the helper
+    assert line > HELPERS.count("\n") or "twice" in says or "norm_if" in body  # which point at the helper
 
 
 def test_a_report_is_a_number():
     with pytest.raises(RuleError, match="`large` is a condition"):
-        made("large = tensor_sum(grad * grad) > 1\nm = where(large, m, grad)", reports=("large",))
+        written("large = tensor_sum(grad * grad) > 1\nm = where(large, m, grad)", reports=("large",))
 
 
 ACCEPTED = [
@@ -122,42 +92,11 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("body", ACCEPTED)
 def test_accepted(body):
-    one = made(f"{body}\nparam = param - m")
+    one = written(f"{body}\nparam = param - m")
     for f in (False, True):
         case = Case(one, {"f": f}, {})
         roles = draw(case, [(5, 7)], [F32])
         assert_same_bits(*(apply(case, roles, ("cpu", backend)) for backend in ("eager", "numba")))
-
-
-def again(x):
-    return again(x)
-
-
-def ping(x):
-    return pong(x)
-
-
-def pong(x):
-    return ping(x)
-
-
-def sums(x):
-    return sums(x) + tensor_sum(x)
-
-
-def calls_again(param: Value, grad: Value) -> Values:
-    param = again(grad)
-    return param
-
-
-def calls_ping(param: Value, grad: Value) -> Values:
-    param = ping(grad)
-    return param
-
-
-def calls_sums(param: Value, grad: Value) -> Values:
-    param = sums(grad)
-    return param
 
 
 SCALARS = {
@@ -196,13 +135,16 @@ def test_conditions_in_scalars_choose():
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("helpers", "says"),
     [
-        (calls_again, r"`again\(x\)`: a helper cannot call itself"),
-        (calls_ping, r"`ping\(x\)`: a helper cannot call itself, nor the one that calls it"),
-        (calls_sums, r"`sums\(x\)`: a helper cannot call itself"),
+        ("def a(x):\n    return a(x)\n", "`a(x)`: a helper cannot call itself"),
+        (
+            "def a(x):\n    return b(x)\ndef b(x):\n    return a(x)\n",
+            "`a(x)`: a helper cannot call itself, nor the one",
+        ),
+        ("def a(x):\n    return a(x) + tensor_sum(x)\n", "`a(x)`: a helper cannot call itself"),
     ],
 )
-def test_a_helper_that_calls_itself(function, says):
-    with pytest.raises(RuleError, match=says):
-        rule(scalars=lambda step: {})(function)
+def test_a_helper_that_calls_itself(helpers, says):
+    with pytest.raises(RuleError, match=re.escape(says)):
+        written("param = a(grad)", helpers=helpers)

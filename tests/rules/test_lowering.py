@@ -2,200 +2,62 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from fusedadam.rules.ops import log, maximum, row_sum, sqrt, tensor_sum, total, where
+from fusedadam.rules.ops import maximum, row_sum, sqrt, tensor_sum, total, where
 from fusedadam.rules.rule import Flag, RuleError, Scalar, Value, Values, rule
+from tests.rules.written import ARGUMENTS, HELPERS, written
 from tests.support import F32, F64, Case, apply, assert_same_bits, draw
-
-
-def no_scalars(step):
-    return {}
 
 
 def some_scalars(step):
     return dict.fromkeys(("s", "t"), 1.0)
 
 
-def bad_in_place(param: Value, grad: Value) -> Values:
-    param -= grad
-    return param
-
-
-def bad_if(param: Value, grad: Value) -> Values:
-    if grad > 0:
-        param = param - grad
-    return param
-
-
-def bad_power(param: Value, grad: Value) -> Values:
-    param = param - grad**2
-    return param
-
-
-def bad_word(param: Value, grad: Value) -> Values:
-    param = torch.exp(grad)
-    return param
-
-
-def bad_loop(param: Value, grad: Value) -> Values:
-    for _ in range(3):
-        param = param - grad
-    return param
-
-
-def bad_name(param: Value, grad: Value) -> Values:
-    param = param - nowhere  # noqa: F821
-    return param
-
-
-def bad_return(param: Value, grad: Value) -> Values:
-    return param - grad
-
-
-def bad_grad(param: Value, grad: Value) -> Values:
-    grad = -grad
-    return param, grad
-
-
-def bad_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
-    s = s + s
-    param = param - s
-    return param
-
-
-def bad_flag(param: Value, grad: Value, *, f: Flag) -> Values:
-    param = param - f
-    return param
-
-
-def bad_annotation(param: Value, grad) -> Values:
-    return param
-
-
-def bad_roles(weight: Value, grad: Value) -> Values:
-    return weight
-
-
-def bad_keyword(param: Value, grad: Value) -> Values:
-    param = maximum(param, b=grad)
-    return param
-
-
-def bad_unassigned(param: Value, grad: Value, *, f: Flag) -> Values:
-    if f:
-        x = grad
-    param = param - x
-    return param
-
-
-def bad_argument(param: Value, grad: Value, table: Value) -> Values:
-    return param
-
-
-def bad_op_argument(param: Value, grad: Value, *, int64_at: Scalar) -> Values:
-    param = param - int64_at * grad
-    return param
-
-
-def bad_local(param: Value, grad: Value) -> Values:
-    divide = param
-    param = divide
-    return param
-
-
-def bad_string(param: Value, grad: Value) -> Values:
-    param = "param"
-    return param
-
-
-def bad_choice(param: Value, grad: Value) -> Values:
-    param = where(grad, param, 0.0)
-    return param
-
-
-def bad_named_choice(param: Value, grad: Value) -> Values:
-    chosen = grad > 0
-    chosen = where(chosen, 1.0, 0.0)
-    param = where(chosen, param, 0.0)
-    return param
-
-
-def bad_scalar_choice(param: Value, grad: Value, *, s: Scalar, f: Flag) -> Values:
-    if f:
-        param = where(s, param, grad)
-    return param
-
-
-def bad_constant_choice(param: Value, grad: Value) -> Values:
-    param = where(1.0, param, grad)
-    return param
-
-
-def bad_choice_by_sum(param: Value, grad: Value) -> Values:
-    param = where(tensor_sum(grad), param, grad)
-    return param
-
-
-def difference(x, y):
-    return x - y
-
-
-def bad_choice_by_helper(param: Value, grad: Value) -> Values:
-    param = where(difference(param, grad), param, grad)
-    return param
-
-
-def bad_joined_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
-    param = where((grad > 0) & s, param, grad)
-    return param
-
-
-def bad_joined_number(param: Value, grad: Value) -> Values:
-    param = where(1.0 | (grad > 0), param, grad)
-    return param
+REFUSED = [
+    ("param -= grad", "write `x = x + y`"),
+    ("if grad > 0:\n    param = param - grad", "where("),
+    ("param = param - grad**2", "write `grad * grad`"),
+    ("param = torch.exp(grad)", "neither an op"),
+    ("for _ in range(3):\n    param = param - grad", "only assignments"),
+    ("param = param - nowhere", "`nowhere` is not known"),
+    ("s = s + s\nparam = param - s", "`s` is a scalar"),
+    ("param = param - f", "ask it with `if`"),
+    ("param = maximum(param, b=grad)", "by position"),
+    ("if f:\n    x = grad\nparam = param - x", "`x` is not known"),
+    ('param = "param"', "not a number"),
+    ("divide = param\nparam = divide", "`divide` is taken"),
+    ("param = norm_if(grad)", "arguments are condition, x"),
+    ("param, a, b = both(grad)", "names on the left: 3; values on the right: 2"),
+    # the error was about a line of this package
+    ("param = param - log(grad)", "`log(grad)` is for scalars only; compute it there"),
+]
+REFUSED_SIGNATURES = [
+    ("param: Value, grad: Value", "param - grad", "return roles by name"),
+    ("param: Value, grad: Value", "param, grad", "`grad` belongs to the user"),
+    ("param: Value, grad", "param", "say what `grad` is"),
+    ("weight: Value, grad: Value", "weight", "`param: Value, grad: Value`"),
+    ("param: Value, grad: Value, table: Value", "param", "`table` is a name that kernels use"),
+    ("param: Value, grad: Value, *, int64_at: Scalar", "param", "`int64_at` is a name that kernels use"),
+]
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("body", "arguments", "returned", "says"),
     [
-        (bad_joined_scalar, "`(grad > 0) & s`: `s` is not a condition; compare it, as in `s > 0`"),
-        (bad_joined_number, "`1.0` is not a condition"),
-        (bad_choice, "`grad` is not a condition; compare it, as in `grad > 0`"),
-        (bad_named_choice, "`chosen` is not a condition"),
-        (bad_scalar_choice, "`s` is not a condition"),
-        (bad_constant_choice, "`1.0` is not a condition"),
-        (bad_choice_by_sum, "`tensor_sum(grad)` is not a condition"),
-        (bad_choice_by_helper, "`difference(param, grad)` is not a condition"),
-        (bad_in_place, "write `x = x + y`"),
-        (bad_if, "where("),
-        (bad_power, "write `grad * grad`"),
-        (bad_word, "neither an op"),
-        (bad_loop, "only assignments"),
-        (bad_name, "`nowhere` is not known"),
-        (bad_return, "return roles by name"),
-        (bad_grad, "`grad` belongs to the user"),
-        (bad_scalar, "`s` is a scalar"),
-        (bad_flag, "ask it with `if`"),
-        (bad_annotation, "say what `grad` is"),
-        (bad_roles, "`param: Value, grad: Value`"),
-        (bad_keyword, "by position"),
-        (bad_unassigned, "`x` is not known"),
-        (bad_string, "not a number"),
-        (bad_argument, "`table` is a name that kernels use"),
-        (bad_op_argument, "`int64_at` is a name that kernels use"),
-        (bad_local, "`divide` is taken"),
+        *((body, ARGUMENTS, "param", says) for body, says in REFUSED),
+        *(("grad = -grad", *own) for own in REFUSED_SIGNATURES),
     ],
-    ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_refused_with_the_line_and_what_to_write_instead(function, says):
+def test_refused_with_the_line_and_what_to_write_instead(body, arguments, returned, says):
     with pytest.raises(RuleError) as caught:
-        rule(scalars=some_scalars)(function)
+        written(body, arguments, returned)
     assert says in str(caught.value)
-    assert f"{function.__name__} ({__file__}:" in str(caught.value)
-    line = int(str(caught.value).split(f"{__file__}:")[1].split(")")[0])
-    assert function.__code__.co_firstlineno <= line <= function.__code__.co_firstlineno + 4
+    line = int(re.search(r"rule made_up \(<rule \d+>:(\d+)\)", str(caught.value))[1])
+    assert HELPERS.count("\n") < line <= HELPERS.count("\n") + 5
 
 
 def is_positive(x):
@@ -306,75 +168,16 @@ def test_sums_of_helpers_have_names_of_their_own_and_the_same_under_all_flags():
     assert [one.name for one in on.shared] == [one.name for one in off.shared]
 
 
-def bad_helper_of_scalars(s):
-    return tensor_sum(s)
-
-
-def bad_helper_of_two(x):
-    y = tensor_sum(x, x)
-    return y
-
-
-def bad_helper_in_place(x):
-    x += tensor_sum(x)
-    return x
-
-
-def sum_of_a_scalar(param: Value, grad: Value, *, s: Scalar) -> Values:
-    param = param * bad_helper_of_scalars(s)
-    return param
-
-
-def two_arguments(param: Value, grad: Value) -> Values:
-    param = param * bad_helper_of_two(grad)
-    return param
-
-
-def in_place(param: Value, grad: Value) -> Values:
-    param = param * bad_helper_in_place(grad)
-    return param
-
-
 @pytest.mark.parametrize(
-    ("function", "helper", "says"),
+    ("body", "argument", "says"),
     [
-        (sum_of_a_scalar, bad_helper_of_scalars, "nothing to sum"),
-        (two_arguments, bad_helper_of_two, "its arguments are x"),
-        (in_place, bad_helper_in_place, "write `x = x + y`"),
+        ("return tensor_sum(x)", "s", "nothing to sum"),
+        ("return tensor_sum(x, x)", "grad", "its arguments are x"),
+        ("x += tensor_sum(x)\n    return x", "grad", "write `x = x + y`"),
     ],
 )
-def test_an_error_in_a_helper_points_at_its_own_line(function, helper, says):
+def test_an_error_in_a_helper_points_at_its_own_line(body, argument, says):
     with pytest.raises(RuleError) as caught:
-        rule(scalars=some_scalars)(function)
+        written(f"param = param * bad({argument})", returned="param", helpers=f"def bad(x):\n    {body}\n")
     assert says in str(caught.value)
-    assert f"{helper.__name__} ({__file__}:{helper.__code__.co_firstlineno + 1})" in str(caught.value)
-
-
-def too_few(param: Value, grad: Value) -> Values:
-    param, _grad = normalised(grad)
-    return param
-
-
-def too_many_names(param: Value, grad: Value, *, s: Scalar) -> Values:
-    param, a, b = normalised(grad, s)  # noqa: RUF059
-    return param
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [(too_few, "arguments are x, eps"), (too_many_names, "names on the left: 3; values on the right: 2")],
-)
-def test_arguments_and_results_of_a_helper_are_counted(function, says):
-    with pytest.raises(RuleError, match=says):
-        rule(scalars=some_scalars)(function)
-
-
-def takes_a_logarithm(param: Value, grad: Value) -> Values:
-    param = param - log(grad)
-    return param
-
-
-def test_functions_for_scalars_are_refused_in_the_authors_own_line():
-    """The error was about a line of this package."""
-    with pytest.raises(RuleError, match=r"takes_a_logarithm .*`log\(grad\)` is for scalars only; compute it there"):
-        rule(scalars=lambda step: {})(takes_a_logarithm)
+    assert re.search(r"rule bad \(<rule \d+>:2\)", str(caught.value))
