@@ -17,11 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 import fusedadam
 from tests.distributed.parts import S0, divided_like, mesh_of, parameter
 from tests.distributed.reference import make
-from tests.distributed.world import Answer, World, on
+from tests.distributed.world import LIMIT, Answer, World, on
 from tests.meaning.made_to_measure import values
 
 SHAPES = [(5, 6), (4,), (7, 3), (3, 4)]
-MINUTE = 60.0
+# In which the others must raise, however busy the machine: without the one that failed, they would wait for LIMIT.
+SOON = LIMIT * 2 / 3
 DEAD = 7  # the exit code of the one that fails
 
 
@@ -50,7 +51,7 @@ def prepare(optimizer: str) -> None:
 
 def failing(world: World, optimizer: str, function: Any, *arguments: Any) -> list[Answer]:
     world.run(prepare, optimizer)
-    return world.outcomes(function, *arguments, grace=MINUTE)
+    return world.outcomes(function, *arguments, grace=SOON)
 
 
 def die_in_all_reduce(which: int) -> None:
@@ -66,50 +67,40 @@ def die_in_all_reduce(which: int) -> None:
     dist.all_reduce = all_reduce
 
 
-def die(optimizer: str, which: int) -> None:
-    opt, _ = trained(optimizer, mesh_of(3))
+def die(optimizer: str, which: int, where: str) -> None:
+    opt, params = trained(optimizer, mesh_of(3))
     if dist.get_rank() == 1:
         die_in_all_reduce(which)
+    if where == "clipping":
+        fusedadam.clip_grad_norm_(params, 1.0)
+        return
+    if where == "a scaled step":
+        opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(0.0)
     opt.step()
 
 
-def die_scaled() -> None:
-    opt, _ = trained("AdamW", mesh_of(3))
-    opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(0.0)
-    if dist.get_rank() == 1:
-        die_in_all_reduce(1)
-    opt.step()
-
-
-def die_clipping() -> None:
-    _, params = trained("AdamW", mesh_of(3))
-    if dist.get_rank() == 1:
-        die_in_all_reduce(1)
-    fusedadam.clip_grad_norm_(params, 1.0)
-
-
-def assert_the_others_end(answers: list[Answer], failed: int = 1, code: int = DEAD) -> None:
+def assert_the_others_end(answers: list[Answer]) -> None:
     for rank, answer in enumerate(answers):
         assert not answer.ok, rank
-        assert answer.seconds < MINUTE
-        if rank == failed:
-            assert answer.value == f"the process ended, with exit code {code}"
+        if rank == 1:
+            assert answer.value == f"the process ended, with exit code {DEAD}"
         else:
             assert "Traceback" in answer.value, answer.value  # an error of its own, and not that it did not answer
             assert "all_reduce" in answer.value
 
 
-@pytest.mark.parametrize(("optimizer", "which"), [("AdamP", 1), ("AdamP clipped", 2), ("BertAdam over all", 1)])
-def test_a_rank_that_dies_in_a_step(doomed, optimizer, which):
-    assert_the_others_end(failing(doomed, optimizer, die, optimizer, which))
-
-
-def test_a_rank_that_dies_where_a_scaler_asks(doomed):
-    assert_the_others_end(failing(doomed, "AdamW", die_scaled))
-
-
-def test_a_rank_that_dies_in_clipping(doomed):
-    assert_the_others_end(failing(doomed, "AdamW", die_clipping))
+@pytest.mark.parametrize(
+    ("optimizer", "which", "where"),
+    [
+        ("AdamP", 1, "a step"),
+        ("AdamP clipped", 2, "a step"),
+        ("BertAdam over all", 1, "a step"),
+        ("AdamW", 1, "a scaled step"),
+        ("AdamW", 1, "clipping"),
+    ],
+)
+def test_a_rank_that_dies(doomed, optimizer, which, where):
+    assert_the_others_end(failing(doomed, optimizer, die, optimizer, which, where))
 
 
 def refuse(bad: str) -> None:
@@ -134,12 +125,11 @@ def test_a_rank_that_raises_and_ends(doomed, bad):
 
 
 def late() -> float:
-    """One process sleeps longer than the group waits for it."""
-    group = dist.new_group(timeout=timedelta(seconds=3))
+    """One process does not come within the time that the group waits for it."""
+    group = dist.new_group(timeout=timedelta(seconds=10))
     opt, _ = trained("AdamP", DeviceMesh.from_group(group, "cpu"))
     dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(9)
         return 0.0
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
@@ -151,14 +141,14 @@ def test_a_rank_that_is_late(doomed):
     """The time that the process group was given counts."""
     doomed.run(prepare, "AdamP")
     waited = doomed.run(late)
-    assert 1 < max(waited) < MINUTE
+    assert 1 < max(waited) < SOON
 
 
 def test_the_harness_says_where_a_rank_hangs(doomed):
     doomed.run(dist_rank)
     begun = time.monotonic()
-    answers = doomed.outcomes(hang, limit=4)
-    assert time.monotonic() - begun < MINUTE
+    answers = doomed.outcomes(hang, limit=10)
+    assert time.monotonic() - begun < LIMIT
     assert [a.ok for a in answers] == [True, False, True]
     assert re.match(r"did not answer within \d+ s", answers[1].value)
     assert "in hang" in answers[1].value
@@ -167,7 +157,7 @@ def test_the_harness_says_where_a_rank_hangs(doomed):
 
 def hang() -> None:
     if dist.get_rank() == 1:
-        time.sleep(2 * MINUTE)
+        time.sleep(2 * LIMIT)
 
 
 def dist_rank() -> int:

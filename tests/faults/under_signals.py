@@ -16,6 +16,7 @@ import torch
 from tests.faults.consistency import assert_old_or_new, assert_same_values, reloaded, values
 from tests.faults.test_interrupts import scene_of, undisturbed
 
+LEAST = 10  # interruptions, however slow the machine is
 SITUATIONS = ("first", "later", "later, gaps")
 
 
@@ -55,7 +56,7 @@ def main(name, seconds):
     sys.setswitchinterval(1e-5)
     scenes = [(*scene_of(name, situation), situation) for situation in SITUATIONS]
     disturber, interruptions, end = Disturber(), 0, time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or interruptions < LEAST:
         scene, together, situation = random.choice(scenes)
         optimizer = scene()
         if not disturber.interrupts(optimizer.step):
