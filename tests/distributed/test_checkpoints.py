@@ -6,7 +6,7 @@ With other numbers of processes, and in other ways: test_every_checkpoint.py.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import threading
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import fusedadam
 from tests.contract.common import MAKERS, PLAIN, leaves
 from tests.distributed.parts import fully_shard
-from tests.distributed.world import World
+from tests.distributed.world import on
 
 STEPS, MORE = 3, 2  # before a checkpoint, and after it
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -104,63 +104,39 @@ def alike(answers: list[Any]) -> Any:
 # What the processes of a world run together. Fresh models begin with other weights: what is not loaded shows.
 
 
-def saved(folder: str) -> dict[str, tuple[Bits, Bits]]:
-    """The bits of each optimizer's run when it was saved, and those that it ended with."""
-    found = {}
+class Waiting(dcp.FileSystemWriter):
+    """Writes nothing until training has gone on."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.may_write = threading.Event()
+
+    def write_data(self, *what: Any) -> Any:
+        self.may_write.wait()
+        return super().write_data(*what)
+
+
+@on("two")
+def test_saving_asynchronously_saves_that_moment_and_disturbs_nothing(tmp_path):
+    group, ends = dist.new_group(backend="gloo"), {}
     for name in PLAIN:
-        run = Run(name)
+        run, undisturbed, loaded = Run(name), Run(name), Run(name, seed=1)
         run.train(STEPS)
-        dcp.save(run.state(), checkpoint_id=f"{folder}/{name}")
-        before = run.bits()
+        undisturbed.train(STEPS)
+        writer, before = Waiting(f"{tmp_path}/{name}"), run.bits()
+        saving = dcp.async_save(run.state(), storage_writer=writer, process_group=group)
         run.train(MORE)
-        found[name] = before, run.bits()
-    return found
-
-
-def loaded(folder: str) -> dict[str, tuple[Bits, Bits]]:
-    """The same of runs that are loaded."""
-    found = {}
-    for name in PLAIN:
-        run = Run(name, seed=1)
-        run.load(f"{folder}/{name}")
-        before = run.bits()
-        run.train(MORE)
-        found[name] = before, run.bits()
-    return found
-
-
-@pytest.fixture(scope="module")
-def checkpoints(two: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[Bits, Bits]]]:
-    """Saved by two processes."""
-    folder = tmp_path_factory.mktemp("saved")
-    return folder, alike(two.run(saved, str(folder)))
-
-
-def test_a_run_goes_on_from_a_checkpoint_to_the_bit(two, checkpoints):
-    folder, found = checkpoints
-    assert alike(two.run(loaded, str(folder))) == found
-
-
-def trained_while_saving(folder: str) -> tuple[dict[str, Bits], dict[str, bool]]:
-    group = dist.new_group(backend="gloo")
-    ended, was_going_on = {}, {}
-    for name in PLAIN:
-        run = Run(name)
-        run.train(STEPS)
-        saving = dcp.async_save(run.state(), checkpoint_id=f"{folder}/{name}", process_group=group)
-        was_going_on[name] = not saving.done()
-        run.train(MORE)
-        ended[name] = run.bits()
+        undisturbed.train(MORE)
+        assert run.bits() == undisturbed.bits()
+        assert not saving.done()
+        writer.may_write.set()
         saving.result()
-    return ended, was_going_on
-
-
-def test_saving_asynchronously_saves_that_moment_and_disturbs_nothing(two, checkpoints, tmp_path):
-    _, found = checkpoints
-    answers = two.run(trained_while_saving, str(tmp_path))
-    assert alike([ended for ended, _ in answers]) == {name: after for name, (_, after) in found.items()}
-    assert any(any(going_on.values()) for _, going_on in answers), "nothing was saved while training went on"
-    assert alike(two.run(loaded, str(tmp_path))) == found
+        loaded.load(f"{tmp_path}/{name}")
+        assert loaded.bits() == before
+        loaded.train(MORE)
+        ends[name] = loaded.bits()
+        assert ends[name] == run.bits()
+    return ends
 
 
 def keys_of_all(untrained: bool) -> dict[str, list[str]]:
