@@ -46,6 +46,7 @@ STATES = {
     "AdEMAMix": ("exp_avg_fast", "exp_avg_slow", "exp_avg_sq"),
 }
 TORCHS = {  # the options of torch's own
+    **dict.fromkeys(("AdamW", "Adam"), ("lr", "betas", "eps", "weight_decay", "amsgrad")),
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
     "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum"),
     "Adadelta": ("lr", "rho", "eps", "weight_decay"),
@@ -54,7 +55,7 @@ TORCHS = {  # the options of torch's own
     "Adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay"),
 }
 SMALLER = {"row_var": "row", "col_var": "column", "mu_product": "tensor"}  # states that leave out dimensions
-L2 = {*TORCHS} - {"Adafactor"}  # whose weight decay is a penalty, unless an option says otherwise
+L2 = {*TORCHS} - {"AdamW", "Adafactor"}  # whose weight decay is a penalty, unless an option says otherwise
 AVERAGES = ("exp_avg", "exp_avg_fast", "exp_avg_slow", "neg_pre_grad")  # as large as gradients
 
 
@@ -177,58 +178,46 @@ def _adan_sizes(member: Member) -> dict[str, Tensor]:
     }
 
 
-def _torch_step(make: Callable[..., torch.optim.Optimizer], member: Member, _: States) -> dict[str, Tensor]:
-    options, param = member.options, torch.nn.Parameter(member.param.clone())
-    names = ("lr", "betas", "eps", "weight_decay")
-    amsgrad = bool(options.get("amsgrad"))
-    optimizer = make([param], **{name: options[name] for name in names}, amsgrad=amsgrad, foreach=False)
-    optimizer.state[param] = {name: value.clone() for name, value in member.states.items() if name != "ema_params"}
-    optimizer.state[param]["step"] = torch.tensor(float(member.done))
-    param.grad = member.grad.clone()
-    optimizer.step()
-    state = {name: value for name, value in optimizer.state[param].items() if name != "step"}
-    return {"param": param.detach(), **state}
-
-
-def _torch_step_of(name: str, member: Member, _: States) -> dict[str, Tensor]:
-    """A step of one of torch's optimizers other than Adam."""
+def _torch_step(name: str, member: Member, _: States) -> dict[str, Tensor]:
+    """Of torch's own optimizer; EmaAdamW has neither ``amsgrad`` nor an average there."""
     param = torch.nn.Parameter(member.param.clone())
     optimizer = getattr(torch.optim, name)([param], foreach=False)
-    group = optimizer.param_groups[0]
-    group.update({option: member.options[option] for option in TORCHS[name]})  # torch checks them only when it is made
+    group = optimizer.param_groups[0]  # torch checks options only when it is made
+    group.update({option: {"amsgrad": False, **member.options}[option] for option in TORCHS[name]})
     if name == "Adafactor" and member.options["eps"][0] is None:  # that of the stored dtype, not of float64
         group["eps"] = (torch.finfo(member.dtype).eps, member.options["eps"][1])
-    if (
-        name == "SGD" and member.done == 0
-    ):  # dampened from the second step on; its buffer is zeros, unless someone set it
-        group["dampening"] = 0.0
-    optimizer.state[param] = {state: value.clone() for state, value in member.states.items()}
-    optimizer.state[param]["step"] = torch.tensor(float(member.done))
+    if name == "SGD" and member.done == 0:
+        group["dampening"] = 0.0  # only from the second step on; its buffer is zeros, unless someone set it
+    return _stepped(optimizer, param, member, torch.tensor(float(member.done)))
+
+
+def _stepped(optimizer: Any, param: Tensor, member: Member, done: Any) -> dict[str, Tensor]:
+    """The results of another package's optimizer, which goes on from the member's states."""
+    names = [name for name in member.states if name != "ema_params"]
+    optimizer.state[param] = {"step": done, **{name: member.states[name].clone() for name in names}}
     param.grad = member.grad.clone()
     optimizer.step()
-    return {"param": param.detach(), **{state: optimizer.state[param][state] for state in member.states}}
+    return {"param": param.detach(), **{name: optimizer.state[param][name] for name in names}}
 
 
 def _adafactor_step(member: Member, stored: States) -> dict[str, Tensor]:
     """torch's; by hand where the second moment of a vector is stored in fewer bits than the step calculates with."""
     compute, variance = torch.finfo(compute_dtype(member.dtype)).eps, stored.get("variance")
     if variance is None or torch.finfo(variance.dtype).eps <= compute:
-        return _torch_step_of("Adafactor", member, stored)
+        return _torch_step("Adafactor", member, stored)
     eps1, eps2 = member.options["eps"]
     options = {name: member.options[name] for name in ("lr", "beta2_decay", "d", "weight_decay")}
     options["eps"] = (torch.finfo(member.dtype).eps if eps1 is None else eps1, eps2)
     rule = AdafactorByHand(member.param, **options)
-    rule.v, rule.t, rule.as_stored = member.states["variance"], member.done, variance.double()
-    rule.step(member.grad)
-    return {"param": rule.p, "variance": rule.v}
+    rule.as_stored = variance.double()
+    return _by_hand(rule, member, v="variance")
 
 
 def _ema_step(member: Member, stored: States) -> dict[str, Tensor]:
     """torch.optim.AdamW (or Adam) and an average by hand; all by hand where torch has no such option."""
     options = member.options
     if options["bias_correction"]:
-        make = torch.optim.AdamW if options["decoupled"] else torch.optim.Adam
-        new = _torch_step(make, member, stored)
+        new = _torch_step("AdamW" if options["decoupled"] else "Adam", member, stored)
         step = member.done + 1
         decay = options["ema_decay"]
         decay = min(decay, (1 + step) / (10 + step)) if options["ema_warmup"] else decay
@@ -240,8 +229,7 @@ def _ema_step(member: Member, stored: States) -> dict[str, Tensor]:
         mode=int(options["decoupled"]),
         warmup=options["ema_warmup"],
     )
-    by_hand.s = member.states["ema_params"]
-    return {**_by_hand(by_hand, member), "ema_params": by_hand.s}
+    return _by_hand(by_hand, member, **MOMENTS, s="ema_params")
 
 
 def _adamp_step(member: Member, stored: States) -> dict[str, Tensor]:
@@ -252,64 +240,55 @@ def _adamp_step(member: Member, stored: States) -> dict[str, Tensor]:
     if member.param.dim() > 1 and any(torch.finfo(value.dtype).eps > compute for value in stored.values()):
         by_hand = AdamPByHand(member.param, **options)
         by_hand.as_stored = tuple(stored[name].double() for name in ("exp_avg", "exp_avg_sq"))
-        return _by_hand(by_hand, member)
+        return _by_hand(by_hand, member, **MOMENTS)
     param = torch.nn.Parameter(member.param.clone())
-    optimizer = adamp.AdamP([param], **options)
-    optimizer.state[param] = {name: value.clone() for name, value in member.states.items()}
-    optimizer.state[param]["step"] = member.done
-    param.grad = member.grad.clone()
-    optimizer.step()
-    return {"param": param.detach(), **{name: optimizer.state[param][name] for name in member.states}}
+    return _stepped(adamp.AdamP([param], **options), param, member, member.done)
 
 
 def _bert_step(member: Member, _: States) -> dict[str, Tensor]:
     names = ("lr", "warmup", "t_total", "schedule", "b1", "b2", "e", "weight_decay")
     options = {name: member.options[name] for name in names}
-    return _by_hand(BertAdamByHand(member.param, **options, max_grad_norm=None), member)
+    return _by_hand(BertAdamByHand(member.param, **options, max_grad_norm=None), member, **MOMENTS)
 
 
 def _lion_step(member: Member, _: States) -> dict[str, Tensor]:
     rule = LionByHand(member.param, **{name: member.options[name] for name in ("lr", "betas", "weight_decay")})
-    rule.m = member.states["exp_avg"]
-    rule.step(member.grad)
-    return {"param": rule.p, "exp_avg": rule.m}
+    return _by_hand(rule, member, m="exp_avg")
 
 
 def _adan_step(member: Member, _: States) -> dict[str, Tensor]:
     names = ("lr", "betas", "eps", "weight_decay", "no_prox")
     rule = AdanByHand(member.param, **{name: member.options[name] for name in names})
-    rule.m, rule.n, rule.d = (member.states[name] for name in ("exp_avg", "exp_avg_sq", "exp_avg_diff"))
-    rule.previous, rule.t = -member.states["neg_pre_grad"] if member.done else None, member.done
-    rule.step(member.grad)
-    return {
-        "param": rule.p, "exp_avg": rule.m, "exp_avg_sq": rule.n, "exp_avg_diff": rule.d, "neg_pre_grad": -member.grad
-    }  # fmt: skip
+    rule.previous = -member.states["neg_pre_grad"] if member.done else None
+    new = _by_hand(rule, member, m="exp_avg", n="exp_avg_sq", d="exp_avg_diff")
+    return {**new, "neg_pre_grad": -member.grad}
 
 
 def _ademamix_step(member: Member, _: States) -> dict[str, Tensor]:
     names = ("lr", "betas", "eps", "weight_decay", "alpha", "alpha_warmup", "beta3_warmup")
     rule = AdEMAMixByHand(member.param, **{name: member.options[name] for name in names})
-    rule.m, rule.s, rule.v = (member.states[name] for name in STATES["AdEMAMix"])
+    return _by_hand(rule, member, m="exp_avg_fast", s="exp_avg_slow", v="exp_avg_sq")
+
+
+MOMENTS = {"m": "exp_avg", "v": "exp_avg_sq"}
+
+
+def _by_hand(rule: Any, member: Member, **states: str) -> dict[str, Tensor]:
+    """``states``: the names of what the rule calls ``m``, ``v`` and so on."""
     rule.t = member.done
+    for variable, name in states.items():
+        setattr(rule, variable, member.states[name])
     rule.step(member.grad)
-    return {"param": rule.p, "exp_avg_fast": rule.m, "exp_avg_slow": rule.s, "exp_avg_sq": rule.v}
-
-
-def _by_hand(rule: Any, member: Member) -> dict[str, Tensor]:
-    rule.m, rule.v, rule.t = member.states["exp_avg"], member.states["exp_avg_sq"], member.done
-    rule.step(member.grad)
-    return {"param": rule.p, "exp_avg": rule.m, "exp_avg_sq": rule.v}
+    return {"param": rule.p, **{name: getattr(rule, variable) for variable, name in states.items()}}
 
 
 STEPS: dict[str, Callable[[Member, States], dict[str, Tensor]]] = {
-    "AdamW": functools.partial(_torch_step, torch.optim.AdamW),
-    "Adam": functools.partial(_torch_step, torch.optim.Adam),
+    **{name: functools.partial(_torch_step, name) for name in TORCHS},
     "EmaAdamW": _ema_step,
     "AdamP": _adamp_step,
     "BertAdam": _bert_step,
     "Lion": _lion_step,
     "Adan": _adan_step,
     "AdEMAMix": _ademamix_step,
-    **{name: functools.partial(_torch_step_of, name) for name in TORCHS},
     "Adafactor": _adafactor_step,
 }
