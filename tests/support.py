@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,22 @@ QUICK_PLACES = [
     pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.exhaustive]) if p.id == "cpu-triton" else p
     for p in PLACES
 ]
+
+
+def available() -> list[tuple[str, str]]:
+    """The places that are on this machine."""
+    gpu = torch.cuda.is_available()
+    return [p.values[0] for p in PLACES if (p.values[0] != ("cpu", "triton") if gpu else p.values[0][0] == "cpu")]
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def forget_default_device() -> None:
@@ -283,6 +300,18 @@ def assert_same_bits(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str,
         for role in x:
             assert x[role].dtype == y[role].dtype
             assert torch.equal(x[role], y[role]), f"{label} {role} of tensor {k}, shape {tuple(x[role].shape)}"
+
+
+def assert_scaled_and_skipped(case: Case, roles: list[dict[str, Tensor]], place: tuple[str, str]) -> None:
+    """What a GradScaler asks for: the gradients are unscaled, or, with an infinity, nothing is written."""
+    scaled = [{**own, "grad": own["grad"] * 8} for own in roles]
+    scale, clear, found = (torch.tensor([x], device=place[0]) for x in (8.0, 0.0, 1.0))
+    plain = apply(case, roles, place)
+    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale, found_inf=clear), "scaled, and left unscaled")
+    assert_same_bits(scaled, apply(case, scaled, place, grad_scale=scale, found_inf=found), "inf: nothing is written")
+    assert_same_bits(scaled, apply(case, scaled, place, found_inf=found), "inf without scale: nothing is written")
+    assert_same_bits(plain, apply(case, roles, place, found_inf=clear), "no inf, no scale")
+    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale), "scale alone")
 
 
 def pairwise(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -24,6 +24,8 @@ from tests.support import (
     apply_in_place,
     assert_rounded,
     assert_same_bits,
+    assert_scaled_and_skipped,
+    available,
     compute_of,
     draw,
     exact,
@@ -148,13 +150,11 @@ CASES_AND_DTYPES = [
 )
 def test_all_backends_give_the_same_bits(case, mixes):
     """Nothing is approximated or contracted anywhere, so a GPU and a CPU agree to the last bit."""
-    places = [p.values[0] for p in PLACES if not any(m.name == "gpu" for m in p.marks) or torch.cuda.is_available()]
-    places = [p for p in places if p != ("cpu", "triton") or not torch.cuda.is_available()]
     for dtypes in mixes:
         roles = draw(case, SHAPES, dtypes, seed=1)
-        first, *others = [apply(case, roles, place) for place in places]
-        for place, other in zip(places[1:], others, strict=True):
-            assert_same_bits(first, other, f"{places[0]} and {place}, {dtypes}:")
+        first = apply(case, roles, available()[0])
+        for place in available()[1:]:
+            assert_same_bits(first, apply(case, roles, place), f"{place}, {dtypes}:")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -177,16 +177,7 @@ def _shifted(tensor, shift, device):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
 def test_grad_scale_and_found_inf(place, dtype):
-    case = CASES[1]
-    roles = draw(case, [(300,), (2049,)], [dtype])
-    scaled = [{**own, "grad": own["grad"] * 8} for own in roles]
-    scale, clear, found = (torch.tensor([x], device=place[0]) for x in (8.0, 0.0, 1.0))
-    plain = apply(case, roles, place)
-    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale, found_inf=clear), "scaled, and left unscaled")
-    assert_same_bits(scaled, apply(case, scaled, place, grad_scale=scale, found_inf=found), "inf: nothing is written")
-    assert_same_bits(scaled, apply(case, scaled, place, found_inf=found), "inf without scale: nothing is written")
-    assert_same_bits(plain, apply(case, roles, place, found_inf=clear), "no inf, no scale")
-    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale), "scale alone")
+    assert_scaled_and_skipped(CASES[1], draw(CASES[1], [(300,), (2049,)], [dtype]), place)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -9,9 +9,8 @@ import torch
 
 from fusedadam import AdamW, RMSpropTF
 from fusedadam.catalog import CATALOG
-from tests.support import PLACES
+from tests.support import BF16, F16, F32, PLACES, threads
 
-BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
 # blocks in one row and several, a row that is no multiple of a tile, three dimensions, what is not eligible
 SHAPES = [(65, 64), (2, 33, 96), (4, 1056), (50,), (33, 40)]
 RULES = {entry.name: entry.tested[entry.name] for entry in CATALOG.values()}
@@ -88,13 +87,8 @@ def test_scaled_gradients_have_the_same_bits(place):
 def test_threads_and_chunks_do_not_matter():
     """Several chunks of one tensor, on one thread and on all."""
     many = trained(AdamW, "8bit", ("cpu", "numba"), shapes=[(700, 128)])
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        single = trained(AdamW, "8bit", ("cpu", "numba"), shapes=[(700, 128)])
-    finally:
-        torch.set_num_threads(threads)
-    assert_same(single, many)
+    with threads(1):
+        assert_same(trained(AdamW, "8bit", ("cpu", "numba"), shapes=[(700, 128)]), many)
     assert_same(trained(AdamW, "8bit", ("cpu", "eager"), shapes=[(700, 128)]), many)
 
 

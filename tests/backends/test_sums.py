@@ -30,17 +30,15 @@ from tests.support import (
     apply_in_place,
     assert_rounded,
     assert_same_bits,
+    assert_scaled_and_skipped,
+    available,
     draw,
+    threads,
 )
 
 # rows of one and of nine, one row, one column, rows longer than a segment, nothing at all
 SHAPES = [(), (1,), (7,), (5, 7), (40, 9), (70, 1), (1, 300), (6, 257), (2, 3, 3, 3), (0, 4), (3, 0), (2, 8200)]
 SMALL = [(), (7,), (5, 7), (2, 257), (2, 3, 3, 3), (3, 0)]  # for the interpreter, which all shapes take seconds
-
-
-def available():
-    gpu = torch.cuda.is_available()
-    return [p.values[0] for p in PLACES if (p.values[0] != ("cpu", "triton") if gpu else p.values[0][0] == "cpu")]
 
 
 INTERPRETED = [("cpu", "triton")]
@@ -154,26 +152,17 @@ def sizes_of_updates(case, roles):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("case", [SUMMING[0], SUMMING[3], SUMMING[-4]], ids=lambda c: c.id)
 def test_float64_and_grad_scale_and_found_inf(case, place):
-    if "grad" not in case.rule.roles:
-        return
-    roles = draw(case, [(5, 300), (40, 9), (7,)], [F64], seed=3)
-    scaled = [{**own, "grad": own["grad"] * 8} for own in roles]
-    scale, clear, found = (torch.tensor([x], device=place[0]) for x in (8.0, 0.0, 1.0))
-    plain = apply(case, roles, place)
-    assert_same_bits(plain, apply(case, scaled, place, grad_scale=scale, found_inf=clear), "scaled, and left unscaled")
-    assert_same_bits(scaled, apply(case, scaled, place, grad_scale=scale, found_inf=found), "inf: nothing is written")
+    if "grad" in case.rule.roles:
+        assert_scaled_and_skipped(case, draw(case, [(5, 300), (40, 9), (7,)], [F64], seed=3), place)
 
 
 def test_any_number_of_threads_gives_the_same_bits():
     case, shapes = SUMMING[1], [(700, 300), (1, 200_000), (50_000, 3)]
-    roles, before = draw(case, shapes, [F32]), torch.get_num_threads()
+    roles = draw(case, shapes, [F32])
     one = apply(case, roles, ("cpu", "eager"))
-    try:
-        for threads in (1, 2, 3, 8):
-            torch.set_num_threads(threads)
-            assert_same_bits(one, apply(case, roles, ("cpu", "numba")), f"{threads} threads:")
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2, 3, 8):
+        with threads(count):
+            assert_same_bits(one, apply(case, roles, ("cpu", "numba")), f"{count} threads:")
 
 
 @rule(scalars=lambda step: {}, reports=("by_tensor", "by_group", "everything", "top"))
