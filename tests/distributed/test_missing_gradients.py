@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 import fusedadam
-from tests.distributed.follow import assert_close, assert_same_norm, size_of
+from tests.distributed.follow import assert_same_norm, assert_same_parts
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
 from tests.distributed.reference import NOT_SHARED, STEPS, after, make
 from tests.distributed.world import on
 from tests.meaning.made_to_measure import gradient, values
-from tests.support import F32
 
 OPTIMIZERS = ("AdamW", "AdamP", "AdamP clipped", "BertAdam", "BertAdam by group", "Adan", "Lion clipped", *NOT_SHARED)
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -84,13 +83,7 @@ def test_gradients_that_are_missing_on_some(missing, placement, optimizer):
             assert not opt.state.get(p), k
             continue
         assert opt.state[p]["step"] == STEPS
-        for name in ("param", *(state for state in single.state[q] if state != "step")):
-            result, whole = (p, q.detach()) if name == "param" else (opt.state[p][name], single.state[q][name])
-            expected_part = expected_here(whole, result)
-            largest = torch.stack([expected_here(g.double().abs(), p) for g in seen[k :: len(params)]]).amax(0)
-            is_smaller = result.shape != p.shape
-            size = expected_part.double().abs() if is_smaller else size_of(name, expected_part, largest)
-            assert_close(f"{name} of {k}", here(result), expected_part, size, F32)
+        assert_same_parts(p, opt.state[p], q.detach(), single.state[q], seen[k :: len(params)], f"parameter {k}")
     # and all together again: what was missing begins now
     for p, value in zip(params, start, strict=True):
         p.grad = divided_like(value, p)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fusedadam
+from tests.distributed.collectives import Collectives
 from tests.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -98,18 +99,9 @@ def sent_in_a_step(name: str, split: bool) -> list[int]:
     make, options = CHOICES[name]
     optimizer = make(params, **options)
     optimizer.step()
-    sent, all_reduce = [], dist.all_reduce
-
-    def counted(tensor: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        sent.append(tensor.nbytes)
-        return all_reduce(tensor, *arguments, **named)
-
-    dist.all_reduce = counted
-    try:
+    with Collectives() as counted:
         optimizer.step()
-    finally:
-        dist.all_reduce = all_reduce
-    return sent
+    return [one.bytes for one in counted.seen]
 
 
 def sent_by_all(split: bool) -> dict[str, list[int]]:

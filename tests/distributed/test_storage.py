@@ -22,8 +22,8 @@ import fusedadam
 from fusedadam import compat
 from fusedadam.catalog import CATALOG
 from fusedadam.contract.role_arrays import for_state_dict
-from fusedadam.tensors.factored import placements_in, shape_in
 from tests.distributed import reference
+from tests.distributed.follow import assert_states_lie_like
 from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
 from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
@@ -41,7 +41,6 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 # Each with every format, in one layout or another
 REST = {name: make for name, make in reference.REST.items() if name in CATALOG and name in reference.BIT_FOR_BIT}
 assert REST
-SMALLER = {"mu_product": "tensor", "row_var": "row", "col_var": "column"}  # states that leave out dimensions
 STORAGES = ("exact", "16bit", "8bit")
 SHAPES = {
     "matrix": (64, 128),
@@ -100,20 +99,6 @@ def assert_same(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]
             assert mine[array].shape == value.shape, f"{array} of {name}"
             off = mine[array].ne(value).sum().item()
             assert not off, f"{array} of {name}: {off} of {value.numel()} differ"
-
-
-def assert_lies_like(param: Any, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        if name != "step":
-            assert isinstance(value, DTensor) == isinstance(param, DTensor), name
-            by = SMALLER.get(name, "element")
-            if isinstance(value, DTensor):
-                placements = param.placements if by == "element" else tuple(placements_in(by, param))
-                assert (value.device_mesh, value.placements) == (param.device_mesh, placements), name
-            shape = shape_in(by, param.shape)
-            if name.endswith("_exponents"):
-                shape = (*shape[:-1], shape[-1] // 32) if shape[-1] > 31 else (shape[0], shape[1:].numel() // 32)
-            assert value.shape == shape, name
 
 
 # --- ways of sharding -------------------------------------------------------------------------------------------------
@@ -175,7 +160,7 @@ def follow(layout: str, optimizer: str, storage: str, backend: str | None, dtype
     opt = (OPTIMIZERS | REST)[optimizer](params, storage=storage, backend=backend)
     go(opt, params, range(STEPS))
     for name, p in zip(SHAPES, params, strict=True):
-        assert_lies_like(p, opt.state[p])
+        assert_states_lie_like(p, opt.state[p])
         has_codes = any(array.endswith("_codes") for array in opt.state[p])
         assert has_codes == (storage == "8bit" and name in EIGHT_BITS), name
     assert_same([kept(opt, p) for p in params], alone(optimizer, dtype, storage=storage, backend=backend))
@@ -227,7 +212,7 @@ def follow_factored(layout: str, storage: str) -> None:
     for opt, own in zip(made, (params, alone), strict=True):
         go(opt, own, range(STEPS))
     for p, q in zip(params, alone, strict=True):
-        assert_lies_like(p, made[0].state[p])
+        assert_states_lie_like(p, made[0].state[p])
         mine, theirs = kept(made[0], p), kept(made[1], q)
         assert list(mine) == list(theirs)
         for name in mine.keys() & {"row_var", "col_var"}:
