@@ -72,6 +72,7 @@ class Run:
         self.case, (name, storage) = case, case
         k = [*MAKERS].index(name)
         dtype = DTYPES[(k + k // 4) % 4] if storage == "plain" else BF16
+        wide = {"state_dtype": F32, "ema_dtype": F32}
         wholes = [(values(99, shape) * 3).to(dtype) for shape in SHAPES]
         self.model = torch.nn.ParameterList(torch.nn.Parameter(v + more) for v in wholes)
         if layout is not None:
@@ -79,7 +80,7 @@ class Run:
             mesh = mesh_of(2, size // 2) if layout.startswith("replicas") else mesh_of(size)
             fully_shard(self.model, mesh=mesh, shard_placement_fn=by_columns if layout.endswith("columns") else None)
         self.params = list(self.model.parameters())
-        options = {} if storage == "plain" else {"storage": storage}
+        options = {"plain": {}, "wide": wide}.get(storage, {"storage": storage})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bfloat16 and float16, as they are
             self.optimizer = MAKERS[name](self.params, backend="eager", **options)
@@ -249,3 +250,39 @@ def test_state_dicts_that_came_in_other_ways(two, way, half):
     ]
     source = None if way == "from one process" else "rows"
     assert_went_on(cases, agreed(two.run(through_all, way, cases, source)))
+
+
+# Checkpoints of runs that go on in another storage, with float32 in the file.
+
+WIDE, NARROW = ("EmaAdamW", "wide"), ("EmaAdamW", "8bit")
+
+
+def wide_state(run: Run) -> dict[str, Any]:
+    """A float32 checkpoint has no codes: a template without them takes it."""
+    state = run.state()
+    if run.case == NARROW:
+        state["optimizer"] = run.optimizer.widen_state_dict(state["optimizer"])
+    return state
+
+
+def save_wide(case: Case, folder: str) -> None:
+    dcp.save(wide_state(Run(case, "rows").train(range(2))), checkpoint_id=folder)
+
+
+def load_wide(case: Case, folder: str) -> list[str]:
+    run = Run(case, "rows", more=1.0)
+    state = wide_state(run)
+    dcp.load(state, checkpoint_id=folder)
+    return run.set_state(state).train(range(2, STEPS)).bits()
+
+
+@pytest.mark.parametrize(("before", "after"), [(WIDE, NARROW), (NARROW, WIDE)], ids=["in 8 bits", "in float32"])
+def test_a_run_goes_on_in_another_storage(four, three, one, before, after, tmp_path):
+    source, alone = Run(before, None).train(range(2)), Run(after, None, more=1.0)
+    saved = source.optimizer.state_dict()
+    alone.model.load_state_dict(source.model.state_dict())
+    alone.optimizer.load_state_dict(saved if before == WIDE else alone.optimizer.widen_state_dict(saved))
+    expected = alone.train(range(2, STEPS)).bits()
+    four.run(save_wide, before, str(tmp_path))
+    for world in (three, one):
+        assert alike(world.run(load_wide, after, str(tmp_path))) == expected
