@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +79,14 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def run_program(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which must succeed."""
+    command, variables = [sys.executable, "-c", program, *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def forget_default_device() -> None:

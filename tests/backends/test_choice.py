@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -12,17 +10,12 @@ import torch
 
 import fusedadam
 from fusedadam import backends
-
-
-def run(program):
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+from tests.support import run_program
 
 
 def test_importing_brings_in_neither_numba_nor_triton():
     program = "import sys, torch, fusedadam; print(*(name in sys.modules for name in ('numba', 'triton', 'llvmlite')))"
-    assert run(program) == ["False"] * 3
+    assert run_program(program).stdout.split() == ["False"] * 3
 
 
 @pytest.mark.parametrize(
@@ -111,4 +104,4 @@ for _ in range(3):
     optimizer.step()
 print(param[0].item() < 0.5)
 """
-    assert run(program) == ["True"]
+    assert run_program(program).stdout == "True\n"

@@ -2,14 +2,13 @@
 
 import importlib
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from fusedadam.codegen import cache_files
+from tests.support import run_program
 
 pytest.importorskip("triton")
 from fusedadam.backends.triton import identity
@@ -34,11 +33,7 @@ def triton_like(tmp_path) -> Path:
 
 
 def start(cache: Path) -> list[str]:
-    variables = {**os.environ, cache_files.VARIABLE: str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True, check=True, timeout=600
-    )
-    return done.stdout.splitlines()
+    return run_program(PROGRAM, **{cache_files.VARIABLE: str(cache)}).stdout.splitlines()
 
 
 def test_the_second_process_has_the_same_key_without_computing_it(tmp_path):

@@ -26,6 +26,7 @@ import pytest
 from fusedadam.cli.doctor import facts
 from fusedadam.codegen import cache_files
 from tests.codegen.one_kernel import executed, fresh, hit, the_file
+from tests.support import run_program
 
 STEPS = """
 import hashlib, sys, torch, fusedadam
@@ -43,12 +44,9 @@ print(hashlib.sha256(numbers.tobytes()).hexdigest(), sum(compiled), len(compiled
 """
 
 
-def start(cache: Path | str, backend: str = "numba", before: str = "", **environment: str) -> tuple[str, int, int, str]:
+def start(cache: Path | str, backend: str = "numba", before: str = "") -> tuple[str, int, int, str]:
     """Three steps in a process of their own: the hash of the parameters, cache hits, compiled functions and stderr."""
-    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
-    program = [sys.executable, "-c", before + STEPS, backend]
-    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = run_program(before + STEPS, backend, FUSEDADAM_CACHE_DIR=str(cache))
     digest, hits, compiled = done.stdout.split()
     return digest, int(hits), int(compiled), done.stderr
 

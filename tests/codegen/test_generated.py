@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import linecache
 import os
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from fusedadam import codegen
 from fusedadam.backends import numba
 from fusedadam.codegen import cache_files
 from tests.codegen.one_kernel import forget
+from tests.support import run_program
 
 PROGRAM = """
 import torch, fusedadam
@@ -47,12 +47,8 @@ class SGD(FusedOptimizer):
 """
 
 
-def run(program, cache, **environment):
-    variables = {**os.environ, "FUSEDADAM_CACHE_DIR": str(cache), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
+def run(program, cache):
+    done = run_program(program, FUSEDADAM_CACHE_DIR=str(cache))
     return done.stdout.split(), done.stderr
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numba
@@ -13,6 +10,7 @@ import pytest
 
 from fusedadam.codegen import cache_files, numba_cache, object_code
 from tests.codegen.one_kernel import KERNEL, fresh, hit, the_file
+from tests.support import run_program
 
 pytestmark = pytest.mark.xdist_group("object code")  # one worker fills the folder for all of them
 
@@ -39,10 +37,7 @@ RAISING = (
 
 def start(cache: Path, backend: str = "numba", before: str = "", **environment: str) -> list[str]:
     """What a process prints: whether it has imported Numba; cached functions and all; results."""
-    variables = {**os.environ, cache_files.VARIABLE: str(cache), **environment}
-    program = [sys.executable, "-c", before + STEPS, backend]
-    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = run_program(before + STEPS, backend, **{cache_files.VARIABLE: str(cache), **environment})
     assert done.stderr == ""
     return done.stdout.splitlines()
 
