@@ -29,7 +29,8 @@ from torch.distributed.tensor import Shard
 
 from tests.contract.common import EVERY_FIRST
 from tests.distributed import reference
-from tests.distributed.parts import expected_here, fully_shard, here, mesh_of
+from tests.distributed.follow import assert_states_lie_like
+from tests.distributed.parts import R, expected_here, fully_shard, here, mesh_of, parameter
 from tests.distributed.test_checkpoints import FLAT, FULL, alike, digest
 from tests.distributed.test_storage import go, kept, values, whole
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU
@@ -75,7 +76,10 @@ class Run:
         wide = {"state_dtype": F32, "ema_dtype": F32}
         wholes = [(values(99, shape) * 3).to(dtype) for shape in SHAPES]
         self.model = torch.nn.ParameterList(torch.nn.Parameter(v + more) for v in wholes)
-        if layout is not None:
+        if layout == "everywhere":
+            mesh = mesh_of(dist.get_world_size())
+            self.model = torch.nn.ParameterList(parameter(p.detach(), mesh, R) for p in self.model)
+        elif layout is not None:
             size = dist.get_world_size()
             mesh = mesh_of(2, size // 2) if layout.startswith("replicas") else mesh_of(size)
             fully_shard(self.model, mesh=mesh, shard_placement_fn=by_columns if layout.endswith("columns") else None)
@@ -205,51 +209,67 @@ def test_from_replicas_to_replicas_and_to_two_processes(four, two, cut, part, tm
         assert_went_on(cases, agreed([after for _, after in answers]))
 
 
+# How a state dict comes to another run, and how the two are sharded; None: one process alone
+WAYS: dict[str, tuple[str | None, str | None]] = {
+    **dict.fromkeys(("its own", "broadcast", "flat", "offloaded", "not strict"), ("rows", "rows")),
+    **{
+        f"{source or 'one process'} to {target or 'one process'}": (source, target)
+        for source, target in [
+            ("rows", "rows"), ("rows", "columns"), ("columns", "columns"), ("columns", "rows"), ("everywhere", "rows"),
+            ("rows", None), (None, "rows"), (None, "columns"), (None, "everywhere"),
+        ]
+    },
+}  # fmt: skip
+
+
 def through(run: Run, way: str) -> Run:
-    """Another run that goes on where this one is, with a state dict that came in one of many ways."""
+    """Another run that goes on where this one is."""
     if way == "its own":
         run.optimizer.load_state_dict(run.optimizer.state_dict())
         return run
     options = {
         "flat": FLAT, "offloaded": StateDictOptions(cpu_offload=True), "not strict": StateDictOptions(strict=False),
     }.get(way)  # fmt: skip
-    other = Run(run.case, None if way == "into one process" else "columns" if way == "columns" else "rows", more=1.0)
+    other = Run(run.case, WAYS[way][1], more=1.0)
     if way == "broadcast":
         full, options = run.state(FULL), StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         assert bool(full["optimizer"]) == (dist.get_rank() == 0), "the others have nothing"
         set_model_state_dict(other.model, full["model"], options=options)
         set_optimizer_state_dict(other.model, other.optimizer, full["optimizer"], options=options)
-        return other
-    if options is not None:
-        return other.set_state(
-            copy.deepcopy(run.state(options)), options
-        )  # on a CPU some of it is the run's own memory
-    for mine, theirs in zip(other.params, run.params, strict=True):
-        here(mine).copy_(expected_here(whole(theirs), mine))
-    other.optimizer.load_state_dict(run.optimizer.state_dict())
+    elif options is not None:  # on a CPU some of it is the run's own memory
+        other.set_state(copy.deepcopy(run.state(options)), options)
+    else:
+        for mine, theirs in zip(other.params, run.params, strict=True):
+            here(mine).copy_(expected_here(whole(theirs), mine))
+        other.optimizer.load_state_dict(run.optimizer.state_dict())
     return other
 
 
-WAYS = ("its own", "broadcast", "flat", "offloaded", "not strict", "rows", "columns", "into one process")
-
-
-def through_all(way: str, cases: list[Case], layout: str | None) -> Ends:
-    return ends(through(Run(case, layout).train(range(2)), way).train(range(2, STEPS)) for case in cases)
+def through_all(way: str, cases: list[Case]) -> Ends:
+    runs = []
+    for case in cases:
+        run = Run(case, WAYS[way][0]).train(range(2))
+        before, other = run.bits(), through(run, way)
+        assert other.bits() == before, case
+        for param in other.params:
+            assert_states_lie_like(param, other.optimizer.state[param])
+        runs.append(other.train(range(2, STEPS)))
+        assert other is run or run.bits() == before, f"{case}: the state dict was written to"
+    return ends(runs)
 
 
 @pytest.mark.parametrize("half", ["one half", pytest.param("the other", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("way", [*WAYS, "from one process"])
+@pytest.mark.parametrize("way", WAYS)
 def test_state_dicts_that_came_in_other_ways(two, way, half):
     """Of every optimizer, in every second way; those whose states are smaller than their parameters, in all."""
-    first = WAYS.index(way) if way in WAYS else len(WAYS)  # other optimizers and storages for each way
+    first = [*WAYS].index(way)  # other optimizers and storages for each way
     small = {optimizer for optimizer, _ in SMALLER}
     cases = [
         (optimizer, STORAGES[(first + k) % 4])
         for k, optimizer in enumerate(MAKERS)
         if ((first + k) % 2 == 0 or optimizer in small) is (half == "one half")
     ]
-    source = None if way == "from one process" else "rows"
-    assert_went_on(cases, agreed(two.run(through_all, way, cases, source)))
+    assert_went_on(cases, agreed(two.run(through_all, way, cases)))
 
 
 # Checkpoints of runs that go on in another storage, with float32 in the file.
