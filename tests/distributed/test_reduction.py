@@ -18,9 +18,9 @@ from tests.distributed.world import on
 from tests.meaning.made_to_measure import values
 
 NUMBER = 8  # bytes: sums travel in float64
-SHAPES = [(6, 20), (5,), (4, 3, 2), (7, 3), (9,)]
-ROWS = [6, 0, 4, 7, 0]  # of the matrices
-MATRICES, ALL = 3, 5
+SHAPES = [(6, 20), (5,), (4, 3, 2), (7, 3), (9,), (1, 6)]  # of the last, some processes have nothing
+ROWS = [6, 0, 4, 7, 0, 1]  # of the matrices
+MATRICES, ALL = 4, 6
 
 
 def each_matrix(whole_rows: int, by_row: int) -> dict[str, int]:
