@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import OPTIONS, Adafactor, FusedOptimizer, State
+from fusedadam import OPTIONS, FusedOptimizer, State
 from fusedadam.ops import largest, maximum, sqrt, sum_last, sum_second_last, tensor_sum, total
 from fusedadam.rules.clipping import clipped_by_norm
 from fusedadam.rules.rule import ColumnValue, RowValue, Scalar, TensorValue, Value, Values, rule
@@ -244,29 +244,3 @@ def test_a_small_state_cannot_begin_as_a_copy_of_the_parameter():
             rule = only_a_number
             states = {"whole": State(initial="param")}
             options = OPTIONS
-
-
-@pytest.mark.parametrize("backend", ["eager", "numba"])
-@pytest.mark.parametrize("make", [Adafactor, EachInTheOthersSum])
-def test_steps_with_infinite_gradients_change_nothing(make, backend):
-    """Neither with a GradScaler nor with ``skip_nonfinite``; the step after that is the first."""
-    for how in ("scaler", "skip_nonfinite"):
-        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((6, 4), (2, 3, 3))]
-        skipping, plain = ([p.detach().clone().requires_grad_() for p in params] for _ in range(2))
-        skipped = make(skipping, backend=backend, skip_nonfinite=how == "skip_nonfinite")
-        for step in range(3):
-            for p, q in zip(skipping, plain, strict=True):
-                q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
-                p.grad = q.grad.clone()
-            if step == 0:
-                other = make(plain, backend=backend)
-                skipping[0].grad[1, 2] = torch.inf
-            else:
-                other.step()
-            if how == "scaler":
-                skipped.grad_scale, skipped.found_inf = torch.ones(1), torch.tensor([float(step == 0)])
-            skipped.step()
-        for p, q in zip(skipping, plain, strict=True):
-            assert torch.equal(p, q)
-            for name, value in other.state[q].items():
-                assert torch.equal(torch.as_tensor(skipped.state[p][name]), torch.as_tensor(value)), name

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -203,21 +202,8 @@ def test_what_torch_asks_with_is_still_a_step_for_whoever_calls_it_himself():
     assert float(optimizer.state[param]["step"]) == 1
 
 
-def test_averages_begin_with_the_weights_that_the_first_step_finds():
-    """States are asked for, then weights are loaded (as from a pretrained model): the average is of those."""
-    ends = []
-    for ask in (False, True):
-        run, pretrained = Run("EmaAdamW", plain=True), Run("EmaAdamW", seed=1, plain=True)
-        if ask:
-            get_optimizer_state_dict(run.model, run.optimizer)
-        set_model_state_dict(run.model, pretrained.model.state_dict())
-        run.train(STEPS)
-        ends.append(run.bits())
-    assert ends[0] == ends[1]
-
-
 @pytest.mark.parametrize("ask", [False, True])
-def test_until_then_they_are_the_weights_as_they_are(ask):
+def test_before_the_first_step_averages_are_the_weights_as_they_are(ask):
     """For whoever looks: as an evaluation before training, or a checkpoint of step 0, does."""
     run = Run("EmaAdamW", plain=True)
     if ask:

@@ -1,15 +1,12 @@
-"""A rule's scalars as a list of operations, and what the list computes."""
+"""A rule's scalars as a list of operations. What the lists compute: see engine/test_device_scalars.py."""
 
 from __future__ import annotations
-
-import pytest
 
 from fusedadam.rules.counts import Count
 from fusedadam.rules.ops import cos, exp, log, power
 from fusedadam.rules.scalar_program import ARGUMENT_PREFIX, COUNT, FUNCTIONS
-from fusedadam.schedules import SCHEDULES
-from tests.rules.test_tracing import ALLOWED, STEPS, defined
-from tests.support import ADAM, ADAMP, BERT, EMA, adam, adamp, bert_adam, clip, ema_adam
+from tests.rules.test_tracing import STEPS, defined
+from tests.support import clip
 
 NO_STRINGS = ()
 
@@ -27,29 +24,6 @@ def evaluated(program, step, options):
     return {name: float(value(operand)) for name, operand in program.results.items()}
 
 
-@pytest.mark.parametrize("compute", ALLOWED, ids=range(len(ALLOWED)))
-def test_a_list_computes_what_the_function_does(compute):
-    made = defined(lambda step, lr, beta: {"x": compute(step, lr, beta)})
-    program = made.scalar_program(NO_STRINGS)
-    options = {"lr": 0.3, "beta": 0.9}
-    for step in STEPS:
-        assert evaluated(program, step, options)["x"] == float(made.scalars(step=step, **options)["x"])
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    ("rule", "options"), [(adam, ADAM), (adamp, ADAMP), (ema_adam, EMA), (bert_adam, {**BERT, "t_total": 20.0})]
-)
-def test_every_optimizer_has_a_list(rule, options, schedule):
-    strings = tuple((name, schedule) for name, value in options.items() if isinstance(value, str))
-    program = rule.scalar_program(strings)
-    assert program is rule.scalar_program(strings)
-    options = {**options, **dict(strings)}
-    for step in (*STEPS, 2.0**24):
-        expected = rule.scalars(step=step, **options)
-        assert evaluated(program, step, options) == {name: float(expected[name]) for name in program.results}
-
-
 def test_what_is_shared_is_computed_once():
     def shared(step, lr):
         twice = lr + lr
@@ -58,6 +32,7 @@ def test_what_is_shared_is_computed_once():
     program = defined(shared).scalar_program(NO_STRINGS)
     assert [op for _, op, _ in program.operations] == ["add", "mul"]
     assert clip.scalar_program(NO_STRINGS).powers == ()
+    assert clip.scalar_program(NO_STRINGS) is clip.scalar_program(NO_STRINGS)
 
 
 def test_a_computed_base_may_use_any_op():
