@@ -81,6 +81,10 @@ def parameter(whole: Tensor, mesh: DeviceMesh, *placements: Placement) -> torch.
     return torch.nn.Parameter(divided(whole, mesh, own))
 
 
+def whole(tensor: Any) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def here(tensor: Any) -> Tensor:
     """What this process has of it, as it is."""
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()

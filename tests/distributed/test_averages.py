@@ -6,39 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fusedadam import compat
 from tests.distributed.follow import assert_states_lie_like
-from tests.distributed.parts import digest, fully_shard, mesh_of
-from tests.distributed.test_backward import Block, batch, loss_of, make, model
+from tests.distributed.parts import digest, fully_shard, mesh_of, whole
+from tests.distributed.test_backward import Block, batch, learn, make, mine, model, sharded
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU, on
 
 NEAR = {"rtol": 0, "atol": 1e-6}
 
 
-def sharded(**options: Any) -> nn.Module:
-    net = model()
-    for module in (net[0], net):  # type: ignore[index]
-        fully_shard(module, mesh=mesh_of(dist.get_world_size()), **options)
-    return net
-
-
 def train(net: nn.Module, opt: Any, steps: range = range(3)) -> None:
     """Each process has its share of the batch, if the model is divided."""
-    world = dist.get_world_size() if any(isinstance(p, DTensor) for p in net.parameters()) else 1
+    is_divided = any(isinstance(p, DTensor) for p in net.parameters())
     for step in steps:
-        x = batch(step).chunk(world)[dist.get_rank() % world]
-        opt.zero_grad()
-        loss_of(net(x), x).backward()
-        opt.step()
-
-
-def whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        learn(net, opt, mine(step) if is_divided else batch(step))
 
 
 def evaluate(reshard: bool | None) -> None:
@@ -119,16 +104,14 @@ def test_averages_with_tensor_parallel():
     opt, single = make("EmaAdamW", net.parameters()), make("EmaAdamW", alone.parameters())
     for step in range(3):  # the whole batch everywhere: norms, which are not divided, see the same
         for one, own in ((net, opt), (alone, single)):
-            own.zero_grad()
-            loss_of(one(batch(step)), batch(step)).backward()
-            own.step()
+            learn(one, own, batch(step))
     with torch.no_grad(), opt.ema_weights(), single.ema_weights():
         torch.testing.assert_close(net(batch(7)), alone(batch(7)), **NEAR)
-    mine, expected = opt.ema_state_dict(net), single.ema_state_dict(alone)
+    found, expected = opt.ema_state_dict(net), single.ema_state_dict(alone)
     for name, value in expected.items():
-        torch.testing.assert_close(whole(mine[name]), value, **NEAR)
-    assert mine["up.weight"].placements == (Shard(0),)
-    assert mine["down.weight"].placements == (Shard(1),)
+        torch.testing.assert_close(whole(found[name]), value, **NEAR)
+    assert found["up.weight"].placements == (Shard(0),)
+    assert found["down.weight"].placements == (Shard(1),)
 
 
 @on("two")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from fusedadam import compat
-from tests.distributed.parts import fully_shard, mesh_of
+from tests.distributed.parts import fully_shard, mesh_of, whole
 from tests.distributed.reference import OPTIMIZERS
 from tests.distributed.world import on
 from tests.meaning.by_hand import largest_cosine
@@ -54,21 +56,32 @@ def make(optimizer: str, params: Any) -> Any:
     return OPTIMIZERS[optimizer](params, **own, **({"delta": DELTA} if optimizer.startswith("AdamP") else {}))
 
 
-def train(net: nn.Module, optimizer: str, rank: int = 0, world: int = 1) -> tuple[list[Tensor], list[list[str]], Any]:
-    """On this process's share of each batch."""
+def mine(step: int) -> Tensor:
+    """This process's share of a batch."""
+    return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def sharded(**options: Any) -> nn.Module:
+    net = model()
+    for module in (net[0], net):  # type: ignore[index]
+        fully_shard(module, mesh=mesh_of(dist.get_world_size()), **options)
+    return net
+
+
+def learn(net: nn.Module, opt: Any, x: Any) -> None:
+    opt.zero_grad()
+    loss_of(net(x), x).backward()
+    opt.step()
+
+
+def train(net: nn.Module, optimizer: str, of: Callable[[int], Any] = batch) -> tuple[list[Tensor], list[Any], Any]:
+    """``of``: the batch of a step."""
     params = list(net.parameters())
     opt, projections = make(optimizer, params), []
     for step in range(STEPS):
-        x = batch(step).chunk(world)[rank]
-        opt.zero_grad()
-        loss_of(net(x), x).backward()
-        opt.step()
+        learn(net, opt, of(step))
         projections.append([opt.projections().get(p, "none") for p in params] if hasattr(opt, "projections") else [])
-    return [_whole(p) for p in params], projections, opt.grad_norm
-
-
-def _whole(param: Any) -> Tensor:
-    return (param.full_tensor() if hasattr(param, "full_tensor") else param).detach()
+    return [whole(p) for p in params], projections, opt.grad_norm
 
 
 def assert_same(mine: Any, alone: Any) -> None:
@@ -78,21 +91,14 @@ def assert_same(mine: Any, alone: Any) -> None:
     assert mine[2] is None or math.isclose(mine[2], alone[2], rel_tol=1e-5)
 
 
-def train_fsdp2(optimizer: str, world: int) -> None:
-    alone = train(model(), optimizer)
-    net = model()
-    for module in (net[0], net):
-        fully_shard(module, mesh=mesh_of(world))  # type: ignore[arg-type]
-    rank = mesh_of(world).get_rank()
-    assert_same(train(net, optimizer, rank, world), alone)
-
-
+@on("two")
 @EVERY
-def test_fsdp2_on_two(two, optimizer):
-    two.run(train_fsdp2, optimizer, 2)
+def test_fsdp2_on_two(optimizer):
+    assert_same(train(sharded(), optimizer, mine), train(model(), optimizer))
 
 
 # uneven shards: one rule of each kind, the others in the exhaustive tests
+@on("three")
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -100,15 +106,14 @@ def test_fsdp2_on_two(two, optimizer):
         for name in OPTIMIZERS
     ],
 )
-def test_fsdp2_on_three(three, optimizer):
-    three.run(train_fsdp2, optimizer, 3)
+def test_fsdp2_on_three(optimizer):
+    assert_same(train(sharded(), optimizer, mine), train(model(), optimizer))
 
 
 @on("two")
 @EVERY
 def test_tensor_parallel_on_two(optimizer):
     """Norms work on parts of the sequence: their gradients are sums that are still to be made."""
-    alone = train(Block(), optimizer)
     net, mesh = Block(), mesh_of(2)
     plan = {
         "norm": SequenceParallel(),
@@ -116,16 +121,9 @@ def test_tensor_parallel_on_two(optimizer):
         "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
     }
     parallelize_module(net, mesh, plan)  # type: ignore[arg-type]
-    params = list(net.parameters())
-    opt, projections = make(optimizer, params), []
-    for step in range(STEPS):
-        x = compat.distribute(batch(step), mesh, [Shard(1)])
-        opt.zero_grad()
-        loss_of(net(x), x).backward()
-        assert net.norm.weight.grad.placements[0].is_partial()
-        opt.step()
-        projections.append([opt.projections().get(p, "none") for p in params] if hasattr(opt, "projections") else [])
-    assert_same(([_whole(p) for p in params], projections, opt.grad_norm), alone)
+    trained = train(net, optimizer, lambda step: compat.distribute(batch(step), mesh, [Shard(1)]))
+    assert net.norm.weight.grad.placements[0].is_partial()
+    assert_same(trained, train(Block(), optimizer))
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name.startswith("AdamP")])

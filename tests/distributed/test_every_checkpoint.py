@@ -30,9 +30,9 @@ from torch.distributed.tensor import Shard
 from tests.contract.common import EVERY_FIRST
 from tests.distributed import reference
 from tests.distributed.follow import assert_states_lie_like
-from tests.distributed.parts import R, expected_here, fully_shard, here, mesh_of, parameter
+from tests.distributed.parts import R, expected_here, fully_shard, here, mesh_of, parameter, whole
 from tests.distributed.test_checkpoints import FLAT, FULL, alike, digest
-from tests.distributed.test_storage import go, kept, values, whole
+from tests.distributed.test_storage import go, kept, values
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU
 from tests.support import BF16, F16, F32, F64, sums
 

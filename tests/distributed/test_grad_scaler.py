@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from tests.distributed.follow import assert_same_parts
 from tests.distributed.parts import S0, S1, R, divided_like, here, mesh_of, parameter
 from tests.distributed.reference import SMALLER, make
-from tests.distributed.test_backward import loss_of
-from tests.distributed.test_wrappers import fsdp1, mine
+from tests.distributed.test_backward import loss_of, mine
+from tests.distributed.test_wrappers import fsdp1
 from tests.distributed.world import on
 from tests.meaning.made_to_measure import gradient, values
 

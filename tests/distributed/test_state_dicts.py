@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 import fusedadam
 from tests.distributed.follow import assert_same, assert_same_parts, assert_states_lie_like
-from tests.distributed.parts import S0, digest, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.parts import S0, digest, divided_like, expected_here, here, mesh_of, parameter, whole
 from tests.distributed.reference import BIT_FOR_BIT, SMALLER, STEPS, Run, load, make, one_process
-from tests.distributed.test_storage import LAYOUTS, kept, start, whole
+from tests.distributed.test_storage import LAYOUTS, kept, start
 from tests.distributed.test_storage import assert_same as assert_same_arrays
 from tests.distributed.test_storage import go as go_on
 from tests.distributed.world import on

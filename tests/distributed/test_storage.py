@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
 import fusedadam
 from fusedadam import compat
@@ -24,7 +24,7 @@ from fusedadam.catalog import CATALOG
 from fusedadam.contract.role_arrays import for_state_dict
 from tests.distributed import reference
 from tests.distributed.follow import assert_states_lie_like
-from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter
+from tests.distributed.parts import S0, S1, R, divided, divided_like, fully_shard, here, mesh_of, parameter, whole
 from tests.distributed.reference import KINDS
 from tests.distributed.test_same_results import all_but_scalars_sharded
 from tests.distributed.world import NEEDS_FSDP2_ON_CPU, on
@@ -71,10 +71,6 @@ def go(opt: Any, params: Sequence[Any], steps: range) -> None:
         for p in params:
             p.grad = divided_like(values(step, p.shape).to(p.dtype), p)
         opt.step()
-
-
-def whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def kept(opt: Any, param: Any) -> dict[str, Tensor]:

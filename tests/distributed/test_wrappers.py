@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedadam
 from tests.distributed.parts import digest, fully_shard, here, mesh_of
 from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, SUMMING
-from tests.distributed.test_backward import STEPS, batch, loss_of, make, model, train
+from tests.distributed.test_backward import STEPS, batch, learn, loss_of, make, mine, model, sharded, train
 from tests.distributed.test_backward import assert_same as assert_same_as_alone
 from tests.distributed.world import on
 
@@ -26,16 +25,11 @@ EVERY_ELEMENTWISE = pytest.mark.parametrize("optimizer", ELEMENTWISE)
 EVERY_SUMMING = pytest.mark.parametrize("optimizer", SUMMING)
 
 
-def mine(step: int) -> Tensor:
-    return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
-
-
 @on("two")
 @EVERY
 def test_ddp(optimizer):
-    alone = train(model(), optimizer)
     net = DistributedDataParallel(model())
-    assert_same_as_alone(train(net, optimizer, dist.get_rank(), dist.get_world_size()), alone)
+    assert_same_as_alone(train(net, optimizer, mine), train(model(), optimizer))
     return digest(net.parameters())
 
 
@@ -101,12 +95,7 @@ ORIGINAL = pytest.mark.parametrize("original", [False, True], ids=["flat paramet
 def test_fsdp1(optimizer, original):
     alone = train(model(), optimizer)
     net = fsdp1(original)
-    opt = make(optimizer, net.parameters())
-    for step in range(STEPS):
-        x = mine(step)
-        opt.zero_grad()
-        loss_of(net(x), x).backward()
-        opt.step()
+    train(net, optimizer, mine)
     with FullyShardedDataParallel.summon_full_params(net):
         trained = [p.detach().clone() for p in net.module.parameters()]
         if not original:
@@ -153,17 +142,14 @@ def test_fsdp1_refuses_what_would_be_wrong(original):
         opt.ema_state_dict(net)
     with pytest.raises(TypeError, match="adds up after they would have been used here"):
         fusedadam.step_in_backward(net, functools.partial(make, "AdamW"))
-    opt.zero_grad()
-    loss_of(net(mine(1)), mine(1)).backward()  # and nothing is left behind
-    opt.step()
+    learn(net, opt, mine(1))  # and nothing is left behind
 
 
 @on("two")
 def test_zero_refuses_to_evaluate_with_averages():
     net = model()
     zero = zero_of("EmaAdamW", net)
-    loss_of(net(batch(0)), batch(0)).backward()
-    zero.step()
+    learn(net, zero, batch(0))
     with pytest.raises(RuntimeError, match="only some of the averages"), zero.optim.ema_weights():
         pass
     with pytest.raises(RuntimeError, match="only some of the averages"):
@@ -176,9 +162,7 @@ def test_step_in_backward_under_fsdp2(optimizer):
     """The bits of the same training with step() after backward."""
     ends = []
     for early in (False, True):
-        net = model()
-        for module in (net[0], net):  # type: ignore[index]
-            fully_shard(module, mesh=mesh_of(2))
+        net = sharded()
         make_it = functools.partial(make, optimizer)
         opt = fusedadam.step_in_backward(net, make_it) if early else make_it(net.parameters())
         for step in range(STEPS):
@@ -199,9 +183,7 @@ def test_step_in_backward_refuses_rules_that_sum(optimizer):
     with pytest.raises(ValueError, match=r"stepping in backward (would wait for|sees one gradient)"):
         fusedadam.step_in_backward(net, functools.partial(make, optimizer))
     # and nothing is left behind: the model can be trained
-    opt = make(optimizer, net.parameters())
-    loss_of(net(mine(0)), mine(0)).backward()
-    opt.step()
+    learn(net, make(optimizer, net.parameters()), mine(0))
 
 
 @on("two")
