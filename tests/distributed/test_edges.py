@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from tests.support import BF16, F32, F64
 
 OPTIMIZERS = ("AdamW", "AdamP", "AdamP clipped", "BertAdam", "EmaAdamW clipped")
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
-Divide = Callable[[Tensor], Any]
 
 SHAPES = {
     "uneven": [(7, 3), (5, 4), (4,), (10, 1), (2, 7, 2)],

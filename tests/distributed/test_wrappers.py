@@ -52,9 +52,7 @@ def test_zero_refuses_norms_that_are_asked_for_later():
     """An option that is set after the optimizer was made."""
     net = model()
     zero = zero_of("AdamW", net)
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    zero.step()
+    learn(net, zero, batch(0))
     for group in zero.param_groups:
         group["max_grad_norm"] = 1.0
     with pytest.raises(ValueError, match="ZeroRedundancyOptimizer"):
@@ -66,9 +64,7 @@ def test_zero_refuses_norms_of_a_group_that_is_added_later():
     """ZeRO takes a group in before its local optimizer sees it: refusing it there would leave the two different."""
     net = model()
     zero = zero_of("AdamW", net)
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    zero.step()
+    learn(net, zero, batch(0))
     added = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]  # one for each process
     for p in added:
         p.grad = torch.ones_like(p)
