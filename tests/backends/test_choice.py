@@ -18,26 +18,34 @@ def test_importing_brings_in_neither_numba_nor_triton():
     assert run_program(program).stdout.split() == ["False"] * 3
 
 
+class FakeDevice:
+    def __init__(self, kind):
+        self.type = kind
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The backends that were loaded, where all are installed, Triton is not interpreted, and nothing was said yet."""
+    names = []
+    monkeypatch.setattr(backends, "_load", names.append)
+    monkeypatch.setattr(backends, "_installed", lambda name: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    backends._warn.cache_clear()
+    return names
+
+
 @pytest.mark.parametrize(
     ("device", "name"), [("cpu", "numba"), ("cuda", "triton"), ("xpu", "triton"), ("npu", "triton"), ("mps", "eager")]
 )
-def test_the_device_chooses(device, name, monkeypatch):
-    chosen = []
-    monkeypatch.setattr(backends, "_load", chosen.append)
-    monkeypatch.setattr(backends, "_installed", lambda name: True)
+def test_the_device_chooses(device, name, chosen, monkeypatch):
     monkeypatch.setattr(backends, "_has_compiler", lambda: True)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     backends.choose(FakeDevice(device), None)
     assert chosen == [name]
 
 
-def test_a_gpu_is_served_eagerly_where_triton_is_interpreted(monkeypatch):
+def test_a_gpu_is_served_eagerly_where_triton_is_interpreted(chosen, monkeypatch):
     """The interpreter reads addresses as if they were the host's: a step would end the process."""
-    chosen = []
-    monkeypatch.setattr(backends, "_load", chosen.append)
-    monkeypatch.setattr(backends, "_installed", lambda name: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    backends._warn.cache_clear()
     with pytest.warns(UserWarning, match=r"TRITON_INTERPRET=1 is set.*unset it, so optimizers on cuda run eagerly"):
         backends.choose(FakeDevice("cuda"), None)
     assert chosen == ["eager"]
@@ -46,16 +54,11 @@ def test_a_gpu_is_served_eagerly_where_triton_is_interpreted(monkeypatch):
 @pytest.mark.parametrize(
     ("compiler", "name"), [("gcc", "triton"), ("clang", "triton"), ("own-cc", "triton"), (None, "eager")]
 )
-def test_a_gpu_without_a_c_compiler_is_served_eagerly_with_a_warning(compiler, name, monkeypatch):
+def test_a_gpu_without_a_c_compiler_is_served_eagerly_with_a_warning(compiler, name, chosen, monkeypatch):
     """Triton compiles what launches a kernel with it; else the first step ends in a compiler's error."""
-    chosen = []
-    monkeypatch.setattr(backends, "_load", chosen.append)
-    monkeypatch.setattr(backends, "_installed", lambda name: True)
     monkeypatch.setattr(backends.shutil, "which", lambda name: name if name == compiler else None)
     monkeypatch.setenv("CC", "own-cc")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     backends._has_compiler.cache_clear()
-    backends._warn.cache_clear()
     missing = pytest.warns(UserWarning, match="no C compiler.*install gcc or clang, or set CC.*cuda run eagerly")
     with missing if name == "eager" else contextlib.nullcontext():
         backends.choose(FakeDevice("cuda"), None)
@@ -64,11 +67,6 @@ def test_a_gpu_without_a_c_compiler_is_served_eagerly_with_a_warning(compiler, n
             backends.check("triton")
     assert chosen == [name]
     backends._has_compiler.cache_clear()
-
-
-class FakeDevice:
-    def __init__(self, kind):
-        self.type = kind
 
 
 def test_without_numba_it_runs_eagerly_with_one_warning_that_says_what_to_install(monkeypatch):
