@@ -74,14 +74,6 @@ def cache(filled: tuple[Path, str], tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled[0], tmp_path / "cache"))
 
 
-def test_a_new_process_compiles_nothing(cache, filled):
-    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
-    digest, hits, compiled, complaint = start(cache)
-    assert (digest, hits) == (filled[1], compiled)
-    assert complaint == ""
-    assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
-
-
 @pytest.mark.parametrize(
     ("backend", "content"),
     [

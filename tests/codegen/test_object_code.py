@@ -55,10 +55,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def test_with_everything_cached_a_first_step_does_not_import_numba(backend, filled):
     """Importing it took most of the first step. The eager backend has tensors compared by a compiled loop."""
     folder, said = filled
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     imported, counts, results = start(folder, backend)
     assert imported == ""
     assert len(set(counts.split())) == 1
     assert results == said[2]
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_process_that_has_imported_numba_finds_the_same_code(filled):
