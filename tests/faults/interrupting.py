@@ -85,13 +85,6 @@ def points(function: Callable[[], Any], most: int | None = None, finely: bool = 
     return first if most is None else first[:: max(1, len(first) // most)]
 
 
-def all_points(function: Callable[[], Any], finely: bool = False) -> range:
-    """Every line that ``function`` runs, as often as it does."""
-    with Interruption(finely=finely) as counting:
-        function()
-    return range(counting.seen)
-
-
 def check_everywhere(check: Callable[[int], None], where: Iterable[int]) -> None:
     """Goes on after a failure, so that all lines that break the promise are named."""
     failures = []
