@@ -25,9 +25,6 @@ def both(x):
 def norm_if(condition, x):
     return where(condition, sqrt(tensor_sum(x * x)), 1.0)
 
-def adds_up(x):
-    return tensor_sum(x)
-
 def one():
     return 1.0
 
