@@ -15,7 +15,6 @@ from hypothesis.stateful import precondition
 
 from fusedadam.catalog import CATALOG
 from tests.fuzz.program import Program, assert_same, event
-from tests.fuzz.tensors import plain
 
 OTHERS: dict[str, Any] = {entry.name: entry.torch_twin for entry in CATALOG.values() if entry.torch_twin}
 OTHERS |= {"EmaAdamW": torch.optim.AdamW, "AdamP": adamp.AdamP}
@@ -44,7 +43,7 @@ class Checkpoints(Program):
             groups.append({"params": params, "backend": group["backend"]})
         self.optimizer = self.family.make(groups)
         self.optimizer.load_state_dict(through_a_file(state_dict) if saved else state_dict)
-        self._take_over_gradients()
+        self.read_gradients()  # torch decides whether a copied parameter keeps its own
 
     @precondition(lambda self: self.family.name in OTHERS)
     @event(saved=st.booleans())
@@ -67,17 +66,12 @@ class Checkpoints(Program):
     @event()
     def deepcopy(self) -> None:
         self.optimizer = copy.deepcopy(self.optimizer)
-        self._take_over_gradients()
+        self.read_gradients()  # torch decides whether a copied parameter keeps its own
 
     @event()
     def pickle(self) -> None:
         self.optimizer = pickle.loads(pickle.dumps(self.optimizer))
-        self._take_over_gradients()
-
-    def _take_over_gradients(self) -> None:
-        """torch decides whether a copied parameter keeps its gradient."""
-        for kept, param in zip(self.kept, self.params, strict=True):
-            kept.grad = None if param.grad is None else plain(param.grad)
+        self.read_gradients()  # torch decides whether a copied parameter keeps its own
 
     @precondition(lambda self: self.family.name == "EmaAdamW")
     @event(fails=st.booleans())

@@ -56,7 +56,7 @@ class Gradients(Program):
         grad = self.params[param].grad
         if grad is not None and not is_expanded(grad):
             grad.add_(self.new_values(param, grad.dtype))
-            self._read_gradients()
+            self.read_gradients()
 
     @event(param=a_param)
     def transpose_gradient_in_place(self, param: int) -> None:
@@ -64,7 +64,7 @@ class Gradients(Program):
         grad = self.params[param].grad
         if grad is not None and grad.dim() == 2 and grad.shape[0] == grad.shape[1]:
             grad.t_()
-            self._read_gradients()
+            self.read_gradients()
 
     @event(set_to_none=st.booleans())
     def zero_grad(self, set_to_none: bool) -> None:
@@ -80,7 +80,7 @@ class Gradients(Program):
         losses = [self._loss(k, p, kind) for k, p in enumerate(self.params) if p.requires_grad]
         for loss in losses:
             loss.backward()
-        self._read_gradients()
+        self.read_gradients()
 
     def _loss(self, k: int, param: Tensor, kind: str) -> Tensor:
         weight = self.new_values(k)
@@ -103,12 +103,7 @@ class Gradients(Program):
         for k, old, new in zip(chosen, before, exact, strict=True):
             got = self.params[k].grad
             compare(plain(got), Expected(new, old, torch.float32), f"clipped gradient {k}")
-        self._read_gradients()
-
-    def _read_gradients(self) -> None:
-        """After torch has written them; several parameters may share one."""
-        for kept, param in zip(self.kept, self.params, strict=True):
-            kept.grad = None if param.grad is None else plain(param.grad)
+        self.read_gradients()
 
     def _drop_expanded_gradients(self) -> None:
         """torch cannot write to them either."""

@@ -102,6 +102,11 @@ class Program(RuleBasedStateMachine):
         self.params[param].grad = grad
         self.kept[param].grad = None if grad is None else plain(grad)
 
+    def read_gradients(self) -> None:
+        """After torch has written or replaced them; several parameters may share one."""
+        for kept, param in zip(self.kept, self.params, strict=True):
+            kept.grad = None if param.grad is None else plain(param.grad)
+
     def set_all_grads(self, layout: str = "as the parameter", view: str = "plain") -> None:
         for k, param in enumerate(self.params):
             self.set_grad(k, gradient(self.new_values(k), param, layout, view))
