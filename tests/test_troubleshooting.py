@@ -22,13 +22,14 @@ PAGES = (DOCS / "troubleshooting.md", DOCS / "api/rules.md")  # for users, and f
 GAP = "\N{WHITE SQUARE}"  # where a message has something that is only known at run time
 
 # Functions that are handed a message by whoever has one, and which argument it is.
-HANDED_ON = {"fail": 1, "refuse": 0, "_warn": 0, "not_captured": 0}
+HANDED_ON = {"fail": 1, "refuse": 0, "_warn": 0, "_tell_once": 1, "not_captured": 0}
 # Raised with words that are collected elsewhere: those that HANDED_ON is given, or one of these.
 COLLECTED = {
     "RuntimeError(why)": "handed to checks.not_captured",
     "RuleError(f'rule {self.name} ({self.filename}:{line}): {why}')": "handed to Function.fail",
     "sentence": "handed to Function.refuse",
     "f'its scalars, {name}: {error}'": "said in tracing.py",
+    "text": "handed to advice._tell_once",
     "f'fusedadam: {sentence}'": "handed to backends._warn",
     "ModuleNotFoundError(sentence(name))": "returned by missing.sentence",
     "AttributeError(missing.sentence(f'torch_npu.{name}'))": "returned by missing.sentence",

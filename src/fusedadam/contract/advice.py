@@ -39,10 +39,10 @@ def warn_of_misspelt(optimizer: str, keys: Iterable[object], options: Iterable[s
         if isinstance(key, str) and key not in known:
             meant = next((option for option in known if _is_misspelt(key, option)), None)
             if meant is not None:
-                _warn_once(
+                _tell_once(
                     f"misspelt: {optimizer} {key}",
-                    f"a group of {optimizer} has {key!r}, which is not an option and has no effect; did you mean "
-                    f"{meant!r}?",
+                    f"fusedadam: a group of {optimizer} has {key!r}, which is not an option and has no effect; did you "
+                    f"mean {meant!r}?",
                 )
 
 
@@ -67,11 +67,11 @@ def warn_of_bfloat16(optimizer: type[FusedOptimizer], group: Group) -> None:
         return
     option = next((o for p in group["params"] if p.requires_grad for o in _undecided(optimizer, group, p)), None)
     if option is not None:
-        _warn_once(
+        _tell_once(
             "bfloat16",
-            f"{optimizer.__name__} keeps the states of bfloat16 parameters in bfloat16, so small steps are lost; pass "
-            f'{option}=torch.float32, or storage="exact", which also keeps the bits that the weights lack (in the '
-            'documentation: "Less memory")',
+            f"fusedadam: {optimizer.__name__} keeps the states of bfloat16 parameters in bfloat16, so small steps are "
+            f'lost; pass {option}=torch.float32, or storage="exact", which also keeps the bits that the weights lack '
+            '(in the documentation: "Less memory")',
         )
 
 
@@ -99,10 +99,10 @@ def warn_of_wide(optimizer: FusedOptimizer) -> None:
                 wide[why] = wide.get(why, 0) + param.numel()
     if 2 * sum(wide.values()) > elements:
         share, why = sum(wide.values()) / elements, max(wide, key=wide.__getitem__)
-        _warn_once(
+        _tell_once(
             "wide",
-            f"storage= saves little here: {type(optimizer).__name__} keeps {share:.0%} of the model exactly ({why}); "
-            "print(optimizer.memory_summary()) lists what is kept how",
+            f"fusedadam: storage= saves little here: {type(optimizer).__name__} keeps {share:.0%} of the model exactly "
+            f"({why}); print(optimizer.memory_summary()) lists what is kept how",
         )
 
 
@@ -111,11 +111,11 @@ WITHIN = ("fusedadam.contract", "fusedadam.optimizers", "fusedadam.in_backward",
 _told: set[str] = set()
 
 
-def _warn_once(what: str, text: str) -> None:
+def _tell_once(what: str, text: str) -> None:
     """At the line that makes the optimizer."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(WITHIN):
         frame, level = frame.f_back, level + 1
     if what not in _told and not str(frame.f_globals.get("__name__")).startswith("fusedadam"):
         _told.add(what)
-        warnings.warn(f"fusedadam: {text}", stacklevel=level)
+        warnings.warn(text, stacklevel=level)
