@@ -46,7 +46,7 @@ OPTIONS = [
 
 
 def readable(value):
-    return value.__name__ if isinstance(value, type) else repr(value)
+    return getattr(value, "__name__", None) or repr(value)
 
 
 def leaf(*shape, dtype=torch.float32):
