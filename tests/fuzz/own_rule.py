@@ -28,15 +28,20 @@ def begin_state(name: str, state: str, options: Mapping[str, Any], param: Tensor
 
 
 def expected_step(name: str, members: Sequence[Member], after: Sequence[States]) -> list[dict[str, Expected]]:
-    """``after``: what the optimizer has stored."""
+    """``after``: what the optimizer has stored; a rule that sums goes on with moments as they are stored, of which
+    those in float16 may be coarse, or 0."""
     cls: Any = CATALOG[name].cls
     params = [torch.nn.Parameter(member.param.clone()) for member in members]
-    fixed = {"backend": "eager", **{state.dtype_option: None for state in cls.states.values()}}
-    known = [{n: v for n, v in member.options.items() if n in cls.options} for member in members]
-    groups = [{"params": [param], **own, **fixed} for param, own in zip(params, known, strict=True)]
+    known = [{n: v for n, v in member.options.items() if n in cls.options} | {"backend": "eager"} for member in members]
+    for own, param, stored in zip(known, params, after, strict=True):
+        own |= {state.dtype_option: None for state in cls.states.values()}
+        if cls.specialized(own, param).has_sums:
+            own |= {cls.states[state].dtype_option: value.dtype for state, value in stored.items()}
+    groups = [{"params": [param], **own} for param, own in zip(params, known, strict=True)]
     optimizer = cls(groups or [torch.nn.Parameter(torch.zeros(1))])
-    for param, member in zip(params, members, strict=True):
-        states = {state: value.clone() for state, value in member.states.items()}
+    for param, member, own in zip(params, members, known, strict=True):
+        dtypes = {state: own[cls.states[state].dtype_option] for state in member.states}
+        states = {state: value.to(dtypes[state], copy=True) for state, value in member.states.items()}
         optimizer.state[param] = {**states, "step": torch.tensor(float(member.done))}
         param.grad = member.grad.clone()
     optimizer.step()
@@ -45,7 +50,7 @@ def expected_step(name: str, members: Sequence[Member], after: Sequence[States])
     results = []
     for param, member in zip(params, members, strict=True):
         before = {"param": member.param, **member.states}
-        now = {"param": param.detach(), **{state: optimizer.state[param][state] for state in member.states}}
+        now = {"param": param.detach(), **{state: optimizer.state[param][state].double() for state in member.states}}
         results.append({r: Expected(v, _size(before[r], v, member.grad), compute) for r, v in now.items()})
     return results
 

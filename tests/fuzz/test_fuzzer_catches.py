@@ -11,14 +11,17 @@ import pytest
 import torch
 from hypothesis import Phase
 
+from fusedadam import Lamb
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.group_options import GroupOptions
 from fusedadam.engine import plan
 from fusedadam.engine.changes import snapshot
 from fusedadam.engine.plan import Plan
 from fusedadam.engine.scalars import HostScalars
+from tests.fuzz import own_rule
+from tests.fuzz.judge import compare
 from tests.fuzz.machine import fuzz, machine
-from tests.fuzz.reference import STATES
+from tests.fuzz.reference import STATES, Member
 
 EXAMPLES = 300  # at most: the first failure ends the search
 WRONG_STEP = r"of parameter \d+ in step \d+: element"
@@ -130,3 +133,17 @@ def test_without_a_reference_the_rule_itself_shows_it(monkeypatch):
 def assert_found(name, message):
     with pytest.raises(BaseException, match=message):  # pytest's own Failed is no Exception
         fuzz(machine(name), EXAMPLES, phases=[Phase.generate], report_multiple_bugs=False, database=None)
+
+
+def test_a_rule_that_sums_goes_on_with_moments_as_they_are_stored():
+    """Squares of 0.02 are coarse in float16: the second moment of a first step is off by a tenth."""
+    grad, param = torch.linspace(0.01, 0.03, 5), torch.nn.Parameter(torch.full((5,), 2.0))
+    optimizer = Lamb([param], lr=0.1, state_dtype=torch.float16)
+    param.grad = grad
+    optimizer.step()
+    stored = {name: optimizer.state[param][name] for name in ("exp_avg", "exp_avg_sq")}
+    zeros = {name: torch.zeros(5, dtype=torch.float64) for name in stored}
+    member = Member(torch.full((5,), 2.0).double(), grad.double(), zeros, 0, optimizer.defaults, torch.float32, None)
+    (expected,) = own_rule.expected_step("Lamb", [member], [stored])
+    compare(param.detach(), expected["param"], "param")
+    torch.testing.assert_close(param.detach().double(), expected["param"].value, rtol=1e-5, atol=0)
