@@ -95,11 +95,12 @@ def _relink(markdown: str, source: str, page: str) -> str:
 
 
 def _front(readme: str) -> str:
-    """The README, with the list of pages at the top: a reader of the site has come to find one."""
+    """The README, with the list of pages after its first screen: a reader of the site may have come to find one."""
     pages = (ROOT / PAGES).read_text(encoding="utf-8").replace("](../", "](").replace("](", "](docs/")
     pages = re.sub(r"\]\(docs/(CONTRIBUTING|examples/)", r"](\1", pages)
-    title, _, rest = readme.partition("\n\n")
-    return f"{title}\n\n#{pages}\n## What it is\n{rest}"
+    first, install, rest = readme.partition("## Install it\n")
+    assert install, "README.md has no heading 'Install it'"
+    return f"{first}#{pages}\n{install}{rest}"
 
 
 def _examples() -> str:

@@ -41,7 +41,7 @@ BAD = {
     "t_total": [0.5, 0],
     "warmup": [1.0],
     "backend": ["nonsense"],
-    "state_dtype": [torch.int8, "float32"],
+    "state_dtype": [torch.int8, "float31"],
     "ema_dtype": [torch.int8],
     "capturable": ["yes"],
     "differentiable": [True],
