@@ -115,7 +115,7 @@ class Cost(NamedTuple):
 def cost(make: type[FusedOptimizer], options: dict[str, Any], params: Sequence[Tensor]) -> Cost:
     optimizer = make(params, **options)
     _init_optim_state(optimizer)  # torch's way to create states: a plan is made, and no step taken
-    plan = optimizer._stepper.plan
+    plan = optimizer._stepper.last_plan
     assert plan is not None
     values = [buffer for launch in plan.launches for buffer in launch.table.row_buffers]
     return Cost([one.bytes for one in plan.launches.reductions], sum(buffer.nbytes for buffer in values))
