@@ -1,4 +1,4 @@
-"""Clipping gradients by their norm: inside the step (``max_grad_norm=``), or in place as torch does it."""
+"""``clip_grad_norm_``: clips gradients in place, as torch does. Clipping inside the step is in rules/clipping.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusedadam.tensors.complex_numbers import parts_in_memory
 from fusedadam.tensors.shards import distributed_like, is_dtensor, is_partial, local
 from fusedadam.tensors.transfer import current_streams, outside_inference_mode
 
-__all__ = ["clip_factor", "clip_grad_norm_"]
+__all__ = ["clip_grad_norm_"]
 
 LAUNCHES = LaunchCache(most=4)
 

@@ -1,6 +1,7 @@
 """What differs between the versions of torch, Triton and numpy that are supported, in one place.
 
-Each entry asks for the feature, never for the version number, and says which version makes it obsolete: once that is
+Each entry asks for the feature, not for the version number (but for contract/around_step.py, where asking is itself the
+bug), and says which version makes it obsolete: once that is
 the oldest one supported, the entry goes.
 """
 

@@ -253,14 +253,26 @@ def encode_twice(x):
     return bits >> 16, (bits << 16) >> 16
 
 
-def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
+def decode_once(bits):
+    return float_of_bits(bits)
+
+
+def encode_once(x):
+    return bits_of_float(x)
+
+
+OWN = {
+    "two arrays": ((Array(torch.int16, "_upper"), Array(torch.int16, "_lower")), decode_twice, encode_twice),
+    "one array": ((Array(torch.int32, "_upper"),), decode_once, encode_once),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_format_of_ones_own_works_in_every_way(kind):
     from fusedadam.formats import FORMATS
 
-    own = Format(
-        "own", (Array(torch.int16, "_upper"), Array(torch.int16, "_lower")), decode_twice, encode_twice, "own",
-        is_for="states",
-    )  # fmt: skip
-    register(own)
+    name = kind.replace(" ", "_")
+    register(Format(name, *OWN[kind], "own", is_for="states"))
     try:
         nets = [model(), model()]
         optimizer = AdamW(nets[0].parameters(), storage={"exp_avg": "own", "exp_avg_sq": "own"})
@@ -277,7 +289,7 @@ def test_a_format_of_ones_own_works_in_every_way(monkeypatch):
             train(net, each, 1, seed=1)
         assert_same(contents(nets[0], optimizer), contents(nets[1], exact))
     finally:
-        del FORMATS["own"]
+        del FORMATS[name]
 
 
 @pytest.mark.parametrize("storage", PRESETS)

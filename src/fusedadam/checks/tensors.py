@@ -59,7 +59,7 @@ def tensor(name: str, value: Any, dtypes: Collection[torch.dtype] = FORMAT_OF_DT
 
 
 def new_tensors(name: str) -> None:
-    """What is made here has memory."""
+    """Refuses modes in which new tensors have no memory: FakeTensorMode, torch.func."""
     tensor(f"{name}: a new tensor", torch.empty(0, dtype=torch.float32, device="cpu"))
 
 

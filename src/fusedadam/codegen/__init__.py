@@ -119,7 +119,7 @@ def _qualified(name: str) -> str:
 
 
 def _keep(name: str, text: str) -> str:
-    """The path of the source, for a reader; if it cannot be written, a name that is none."""
+    """The path of the source, for a reader; if it cannot be written, a placeholder in angle brackets."""
     return str(cache_files.keep(f"{name}.py", text.encode()) or f"<{_qualified(name)}>")
 
 

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
-    """As _disable_dynamo, which takes longer than a small step, but only where TorchDynamo is at work."""
+    """Disables TorchDynamo only where it is active: _disable_dynamo itself takes longer than a small step."""
     disabled = _disable_dynamo(function)
     if not CAN_ASK_DYNAMO:
         return disabled
@@ -35,7 +35,8 @@ def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def profile_hook_step(func: Callable[P, R]) -> Callable[P, R]:
-    """Called by torch, once for each class, to add hooks and a profiler's record to ``step``."""
+    """Called by torch, once for each class, to add hooks and a profiler's record to ``step``. A new kind of hook must
+    be added to this list, or steps pass it by."""
     watched = torch.optim.Optimizer.profile_hook_step(func)
 
     @functools.wraps(func)

@@ -200,12 +200,12 @@ class FusedOptimizer(Reports):
             self._check_may_step()  # it may have put averages into the model
         if self._in_backward is not None:
             self._in_backward.end_iteration()
-        # modes and subclasses that look at every use of a tensor have nothing to see here, and would take their time
+        # modes and subclasses that look at every use of a tensor are skipped for speed
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._step()
         return loss
 
-    profile_hook_step = staticmethod(around_step.profile_hook_step)
+    profile_hook_step = staticmethod(around_step.profile_hook_step)  # torch wraps ``step`` with it, once for each class
 
     def _step(self) -> None:
         is_first = not any(map(torch.is_tensor, self.state))

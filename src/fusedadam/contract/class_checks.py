@@ -24,7 +24,7 @@ WITHOUT_EFFECT: dict[str, Any] = {"maximize": False, "weight_decay": 0, "max_gra
 
 
 def check_kinds(cls: type[FusedOptimizer]) -> None:
-    """A rule is one, and options have functions."""
+    """``rule`` is a Rule; ``options`` and ``derived`` map names to functions."""
     if not isinstance(cls.rule, Rule):
         name = getattr(cls.rule, "__name__", "it")
         raise TypeError(

@@ -186,3 +186,17 @@ def check_is_decoupled(cls: type[FusedOptimizer], group: Group) -> None:
             f"peak_lr={group['peak_lr']!r} is for decoupled weight decay, and this group's is an L2 penalty; leave "
             "peak_lr out, or decouple the weight decay"
         )
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether an option is a number that only a device knows."""
+    return isinstance(value, Tensor) and value.device.type not in ("cpu", "meta") and value.numel() == 1
+
+
+def names_on_device(group: Group) -> list[str]:
+    """The options with a value on a device, which the host does not know."""
+
+    def has_any(value: Any) -> bool:
+        return any(map(has_any, value)) if isinstance(value, (list, tuple)) else is_on_device(value)
+
+    return [name for name, value in group.items() if name != "params" and has_any(value)]

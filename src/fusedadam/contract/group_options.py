@@ -17,7 +17,7 @@ from torch import Tensor
 from fusedadam import checks
 from fusedadam.contract import refusals, storage
 from fusedadam.contract.class_checks import WITHOUT_EFFECT, Recorded, check_effects
-from fusedadam.contract.declarations import Group
+from fusedadam.contract.declarations import Group, is_on_device
 from fusedadam.engine.scalars import Flags, Options
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
@@ -125,7 +125,7 @@ class GroupOptions:
             flags=flags,
             hyper_parameters=options,
             plan=plan,
-            on_device=bool(group.get("capturable")) or any(map(_is_on_device, options)),
+            on_device=bool(group.get("capturable")) or any(map(is_on_device, options)),
             structure=next(self._revisions) if is_other else last.structure,
             lr_at=needed.index("lr") if "lr" in needed and is_alone else None,
         )
@@ -144,34 +144,25 @@ class GroupOptions:
         if not is_alone:
             return None
         check = self._optimizer.options["lr"]
-        if check is not checks.number:  # which has just been made
+        if check is not checks.number:  # checks.number would repeat the test above
             check("lr", lr)
         options = (*before[:k], lr, *before[k + 1 :])
         return Reading(flags, options, plan, now, {**checked, "lr": lr}, mutable, skips, on_device, structure, k, at)
 
     def _check_changed(self, group: Group, names: Sequence[str]) -> None:
-        # numbers, as schedulers change them, are what they seem
+        # plain floats need no conversion before the check
         is_plain = all(type(group[name]) is float and group[name] >= 0 for name in names)
         self._optimizer.check(group if is_plain else for_check(group), names)
 
 
 def for_check(group: Group) -> Group:
     """A copy to check: values on a device count as 0, so that nothing waits, and so does a tiny negative lr."""
-    now = {**group, **{name: 0.0 for name in MAY_BE_ON_DEVICE if _is_on_device(group.get(name))}}
+    now = {**group, **{name: 0.0 for name in MAY_BE_ON_DEVICE if is_on_device(group.get(name))}}
     lr = now.get("lr")
     if isinstance(lr, Tensor) and lr.numel() == 1 and lr.device.type == "cpu":
         lr = lr.item()
     # schedulers may miss 0 by a rounding error, as LinearLR(end_factor=0) does; torch accepts the result
     return {**now, "lr": 0.0} if isinstance(lr, float) and -LARGEST_ROUNDING_ERROR <= lr < 0 else now
-
-
-def names_on_device(group: Group) -> list[str]:
-    """The options with a value on a device, which the host does not know."""
-
-    def is_on_device(value: Any) -> bool:
-        return any(map(is_on_device, value)) if isinstance(value, (list, tuple)) else _is_on_device(value)
-
-    return [name for name, value in group.items() if name != "params" and is_on_device(value)]
 
 
 def _value(name: str, value: Any) -> Any:
@@ -181,13 +172,13 @@ def _value(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
-        return value if name in MAY_BE_ON_DEVICE and _is_on_device(value) else value.item()
+        return value if name in MAY_BE_ON_DEVICE and is_on_device(value) else value.item()
     return value
 
 
 def _number(name: str, value: Any) -> Any:
     """A hyper-parameter as the rule's scalars get it: a float, a string, or a tensor that stays on its device."""
-    if isinstance(value, str) or (name in MAY_BE_ON_DEVICE and _is_on_device(value)):
+    if isinstance(value, str) or (name in MAY_BE_ON_DEVICE and is_on_device(value)):
         return value
     return float(value)
 
@@ -199,10 +190,6 @@ def _same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     except (RuntimeError, TypeError, ValueError):  # arrays, for example, compare element by element
         return False
-
-
-def _is_on_device(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type not in ("cpu", "meta") and value.numel() == 1
 
 
 def _is_mutable(value: Any) -> bool:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedadam.contract.declarations import Group
-from fusedadam.contract.group_options import names_on_device
+from fusedadam.contract.declarations import Group, names_on_device
 from fusedadam.formats import names
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE

@@ -35,7 +35,7 @@ ATTEMPTS = 10  # to find the same tensors twice, while other threads may replace
 
 
 class Targets(NamedTuple):
-    """What a step is taken of: parameters (all or one of each group's), under their groups' options."""
+    """What a step updates: all parameters of the groups, or one, and their states."""
 
     groups: Sequence[Group]
     params_by_group: Sequence[Sequence[Tensor]]

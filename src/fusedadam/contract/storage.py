@@ -198,13 +198,13 @@ def _keep_slow_averages_wide(
     storage: Storage, titles: dict[str, str], reasons: dict[str, str], optimizer: type[FusedOptimizer], group: Group
 ) -> None:
     for role in _slow(optimizer, group):
-        if titles.get(role) != "slice8":
+        if role not in titles or not format_of(titles[role], role, optimizer.states).by_block:
             continue
         decay = optimizer.states[role].decay
         if not isinstance(storage, str):
             raise ValueError(
-                f"storage[{role!r}]='slice8' cannot be used with {decay} above {SLOWEST}: the noise of 8 bits drowns "
-                "so slow an average; use 'bf16' or 'float32'"
+                f"storage[{role!r}]={titles[role]!r} cannot be used with {decay} above {SLOWEST}: the noise of 8 bits "
+                "drowns so slow an average; use 'bf16' or 'float32'"
             )
         titles[role] = "bf16"
         reasons[role] = f"{decay} is above {SLOWEST}: the noise of 8 bits drowns so slow an average"

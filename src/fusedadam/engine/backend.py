@@ -78,7 +78,8 @@ class Backend(NamedTuple):
     ``prepare`` compiles everything a table needs and returns, for each position, the function that runs the stage
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     ``scalars``: kernels for scalars on the device; a backend whose tables are on the host needs none. ``join`` makes
-    one function of several that the others returned, or returns None; with True, for a step of scaled gradients.
+    one function of several that the others returned, or returns None; its second argument says whether gradients are
+    scaled.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]

@@ -96,7 +96,7 @@ class LaunchTable(Geometry):
         return self.strides[k] if by_element else row_major_strides(tensor)
 
     def is_written(self, name: str) -> bool:
-        """Gradients are written if they are scaled: unscaled."""
+        """Scaled gradients are written back, unscaled."""
         if name == "grad":
             return self.grad_scale is not None
         return self.arrays[name][0] in self.specialized.outputs

@@ -69,8 +69,9 @@ class HostScalars:
         if isinstance(steps, float):
             if self._sets_at != options.revision:
                 self._make_sets(options)
-            sets = self._sets
-            return [self._rule.scalars(step=steps if c else 1.0, **values) for values, c in sets], self._kind_of
+            scalars = self._rule.scalars
+            found = [scalars(step=steps if is_counted else 1.0, **values) for values, is_counted in self._sets]
+            return found, self._kind_of
         return self._of_each(steps, options.hyper_parameters)
 
     def _of_each(self, steps: Floats, options: Sequence[HyperParameters]) -> tuple[list[Mapping[str, Any]], Int64s]:

@@ -78,6 +78,11 @@ class Format:
         return self.measure is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a role is one tensor under its own name, whose dtype is all that there is to know."""
+        return len(self.arrays) == 1 and not self.arrays[0].suffix
+
+    @property
     def is_deferred(self) -> bool:
         """Whether a value can be stored only once a step: what comes back is not what a second encode would give."""
         return self.by_block or self.is_stochastic

@@ -132,7 +132,7 @@ class AdamW(FusedOptimizer):
         self, params: Params, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, amsgrad: bool = False, *, peak_lr: float | None = None, cautious: bool = False,
         update_clipping: bool = False, decoupled_weight_decay: bool = True, **common: Unpack[Common],
-    ) -> None: ...  # fmt: skip
+    ) -> None: ...  # fmt: skip  # ``takes`` passes everything on to the base class
 
 
 class Adam(AdamW):

@@ -6,7 +6,7 @@ a later stage computes them again from the roles as they are then stored. Theref
 last visit of the elements is rounded there and then, and every stage that uses it sees the rounded value. States by
 row, column and tensor are stored by the last stage that still reads their old values.
 
-Some formats cannot be read back halfway (8-bit codes, a weight in two tensors, stochastic rounding). Roles that are
+Some formats cannot be read back halfway (8-bit codes, and whatever is rounded stochastically). Roles that are
 *deferred* are stored in the last visit only, and all stages compute them from the old values, which are left in place.
 """
 

@@ -32,7 +32,7 @@ from fusedadam.tensors.layout import PER_BLOCK
 
 CHUNK = 32768
 THREADS_FROM = 65536  # elements: for fewer, waking a thread takes longer than the work
-BATCHES = 16  # that each thread takes its chunks in, if all threads are equally fast
+BATCHES = 16  # into which a thread's share of the chunks is divided, if all threads are equally fast
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:

@@ -96,7 +96,7 @@ def prefetch(context, address):
     return types.void(types.int64), emit
 
 
-call1, call2, call2_int, call3_int = caller("pointer", 1), caller("pointer", 2), caller("int", 2), caller("int", 3)
+call1, call2, call3_int = caller("pointer", 1), caller("pointer", 2), caller("int", 3)
 
 
 @numba.njit(error_model="numpy")

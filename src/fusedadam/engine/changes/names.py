@@ -1,4 +1,4 @@
-"""What snapshot.py and its compiled loop call the same things: answers, kinds of slots, and the words they exchange.
+"""Names that snapshot.py and its compiled loop share: answers, kinds of slots, and the words they exchange.
 
 Both import these names, and the loop is compiled anew when this file changes.
 """
