@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 import fusedadam
-from fusedadam.catalog import CATALOG, Peer
+from fusedadam.catalog import CATALOG
 from fusedadam.cli.harness.processes import Failed
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import State
+from fusedadam.peer import Peer
 from fusedadam.rules.rule import Value, Values, rule
 
 Params = list[torch.nn.Parameter]

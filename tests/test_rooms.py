@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src/fusedadam"
 ORDER = [
     "startup", "compat", "machine", "codegen",  # leaves
     "tensors", "rules", "formats", "checks", "ops", "schedules", "grouping", "engine", "backends",
-    "contract", "optimizers", "clipping", "functional", "in_backward", "__init__", "catalog",
+    "contract", "optimizers", "clipping", "functional", "in_backward", "__init__", "peer", "catalog",
     "ascend", "cli", "__main__",
 ]  # fmt: skip
 

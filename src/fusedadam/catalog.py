@@ -7,8 +7,6 @@ class itself says (its options, states, rule, ``takes_complex``) is not repeated
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,34 +15,12 @@ import torch
 
 import fusedadam
 from fusedadam.contract.base import FusedOptimizer
+from fusedadam.peer import WRITTEN_HERE, Options, Peer, adams, torchs
 
-Options = Mapping[str, Any]
 Variants = Mapping[str, Options]
 
 CLIPPED: Options = {"max_grad_norm": 1.0}
 OFF_ON = (False, True)
-
-
-@dataclass(frozen=True, eq=False)
-class Peer:
-    """Another implementation, which is imported when it is made: ``path`` is ``module:name``."""
-
-    name: str
-    path: str
-    fixed: Options = field(default_factory=dict)  # options that it always gets
-    package: str = ""  # that must be installed, if it is not the path's first part
-    gpu_only: bool = False
-    compiles: bool = False  # for minutes, before the first step: measured only on request
-
-    @property
-    def installed(self) -> bool:
-        package = self.package or self.path.partition(":")[0].partition(".")[0]
-        return importlib.util.find_spec(package) is not None
-
-    def make(self, params: Any, **options: Any) -> Any:
-        """An object with ``step()``."""
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)(params, **options, **self.fixed)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,31 +75,6 @@ class Entry:
 
 TESTED: Options = {"lr": 1e-2, "weight_decay": 0.1}
 ADAM: Options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
-WRITTEN_HERE = "fusedadam.cli.peers"  # for comparison, where no package has one; imported by name, when it is used
-
-
-def _torchs(name: str, *implementations: str) -> tuple[Peer, ...]:
-    """torch's own, the fastest first."""
-    return tuple(Peer(f"torch-{how}", f"torch.optim:{name}", {how: True}) for how in implementations)
-
-
-def _adams(name: str) -> tuple[Peer, ...]:
-    """The peers of AdamW and Adam."""
-    decoupled = name == "AdamW"
-    plain = {"quantize": False, "master_weight_bits": None}
-    return (
-        *_torchs(name, "fused", "foreach"),
-        Peer("torch-compiled", f"{WRITTEN_HERE}:Compiled", {"name": name}, "torch", compiles=True),
-        Peer("optimi", f"optimi:{name}"),
-        Peer("flashoptim", f"flashoptim:Flash{name}", plain, gpu_only=True),
-        Peer("flashoptim-8bit", f"flashoptim:Flash{name}", gpu_only=True),
-        Peer("apex", "apex.optimizers:FusedAdam", {"adam_w_mode": decoupled}, gpu_only=True),
-        Peer("bitsandbytes", f"bitsandbytes.optim:{name}", gpu_only=True),
-        Peer("bitsandbytes-8bit", f"bitsandbytes.optim:{name}8bit", gpu_only=True),
-        Peer("torchao-8bit", f"torchao.optim:{name}8bit", compiles=True),
-        Peer("deepspeed", f"{WRITTEN_HERE}:deepspeed_adam", {"decoupled": decoupled}, "deepspeed", compiles=True),
-    )
-
 
 _ENTRIES = (
     Entry(
@@ -132,7 +83,7 @@ _ENTRIES = (
         when="a transformer, a diffusion model, or anything new",
         because="it is the standard choice; a drop-in replacement for torch's",
         usual=ADAM,
-        peers=_adams("AdamW"),
+        peers=adams("AdamW"),
         costs=({}, {"amsgrad": True}, CLIPPED),
         choices={"amsgrad": OFF_ON},
         variants={"": {}, "clipped": CLIPPED, "that holds back": {"cautious": True, "update_clipping": True}},
@@ -144,7 +95,7 @@ _ENTRIES = (
         when="a model from a paper that used Adam with an L2 penalty",
         because="torch's Adam, up to rounding",
         usual={**ADAM, "weight_decay": 0.0},
-        peers=_adams("Adam"),
+        peers=adams("Adam"),
         costs=({}, {"amsgrad": True}, CLIPPED),
         choices={"amsgrad": OFF_ON},
         variants={"": {"amsgrad": True, "maximize": True}, "clipped": CLIPPED},
@@ -192,7 +143,7 @@ _ENTRIES = (
         when="with Adam, without tuning a warm-up",
         because="its first steps do not use the second moment; torch's RAdam, up to rounding",
         usual=ADAM,
-        peers=(*_torchs("RAdam", "foreach"), Peer("optimi", "optimi:RAdam")),
+        peers=(*torchs("RAdam", "foreach"), Peer("optimi", "optimi:RAdam")),
         choices={"decoupled_weight_decay": OFF_ON},
         variants={"": {"betas": (0.9, 0.99)}, "clipped": {"decoupled_weight_decay": True, **CLIPPED}},
     ),
@@ -202,7 +153,7 @@ _ENTRIES = (
         when="with Adam, and Nesterov's momentum",
         because="torch's NAdam, up to rounding",
         usual={**ADAM, "momentum_decay": 4e-3},
-        peers=_torchs("NAdam", "foreach"),
+        peers=torchs("NAdam", "foreach"),
         choices={"decoupled_weight_decay": OFF_ON},
         variants={"": {}, "clipped": {"decoupled_weight_decay": True, **CLIPPED}},
         quick=True,
@@ -214,7 +165,7 @@ _ENTRIES = (
         when="a transformer, with next to no memory for states",
         because="it keeps one value for each row and column; torch's Adafactor, up to rounding",
         usual={"lr": 1e-2, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 1e-2},
-        peers=_torchs("Adafactor", "foreach"),
+        peers=torchs("Adafactor", "foreach"),
         choices={"eps": ((None, 1e-3), (1e-3, 1e-2))},
         variants={"": {}, "clipped": {"eps": (1e-3, 1e-3), **CLIPPED}},
         quick=True,
@@ -225,7 +176,7 @@ _ENTRIES = (
         when="a convolutional network with a well-tuned schedule, or with little memory",
         because="it keeps one tensor, or none; torch's SGD, up to rounding",
         usual={"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4},
-        peers=_torchs("SGD", "fused", "foreach"),
+        peers=torchs("SGD", "fused", "foreach"),
         costs=({"momentum": 0.9}, {}, {"momentum": 0.9, **CLIPPED}),
         choices={"momentum": (0.9, 0.0), "nesterov": OFF_ON},
         variants={"": {"momentum": 0.9, "dampening": 0.5}, "clipped": {"momentum": 0.9, "nesterov": True, **CLIPPED}},
@@ -237,7 +188,7 @@ _ENTRIES = (
         when="a model from a paper that used it",
         because="torch's RMSprop, up to rounding",
         usual={"lr": 1e-3, "alpha": 0.99, "eps": 1e-8, "weight_decay": 1e-4},
-        peers=_torchs("RMSprop", "foreach"),
+        peers=torchs("RMSprop", "foreach"),
         costs=({}, {"momentum": 0.9}, {"momentum": 0.9, "centered": True}, CLIPPED),
         choices={"momentum": (0.9, 0.0), "centered": OFF_ON},
         variants={"": {"momentum": 0.9, "centered": True}, "clipped": CLIPPED},
@@ -260,7 +211,7 @@ _ENTRIES = (
         when="a model from a paper that used it",
         because="torch's Adadelta, up to rounding",
         usual={"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 1e-4},
-        peers=_torchs("Adadelta", "foreach"),
+        peers=torchs("Adadelta", "foreach"),
         variants={"": {"lr": 0.5, "maximize": True}, "clipped": {"lr": 0.5, **CLIPPED}},
     ),
     Entry(

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from fusedadam.catalog import CATALOG, Peer
+from fusedadam.catalog import CATALOG
 from fusedadam.cli.optimizer_names import optimizer_class
 from fusedadam.contract import storage
+from fusedadam.peer import Peer
 
 OURS = "fusedadam"
 # Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.
