@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import contestants
 from fusedadam.cli.harness import contestant
+from fusedadam.cli.harness.contestant import Contestant
 from fusedadam.cli.harness.timing import parameters_with_gradients
 from fusedadam.contract.base import FusedOptimizer
 
@@ -69,3 +71,70 @@ def test_states_are_counted_wherever_they_are_kept() -> None:
             optimizer = contestants.make(name, by, params)
             optimizer.step()
             assert kept <= contestant.state_bytes(optimizer, params) < kept * 1.02, (name, by)
+
+
+class TakesGradients(torch.optim.AdamW):
+    """As HeavyBall does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert all(param.grad is not None for param in self.param_groups[0]["params"])
+        super().step(closure)
+        self.zero_grad()
+
+
+class Offloading(torch.optim.AdamW):
+    """Steps where a hook has seen a gradient, as torchao's CPUOffloadOptimizer does."""
+
+    needs_backward = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.seen: list[torch.Tensor] = []
+        for param in params:
+            param.register_post_accumulate_grad_hook(self.seen.append)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert len(self.seen) == len(self.param_groups[0]["params"])
+        self.seen.clear()
+        super().step(closure)
+
+
+@pytest.mark.parametrize("make", [TakesGradients, Offloading])
+def test_each_step_has_new_gradients_where_it_needs_them(make: Any) -> None:
+    one, plain = (Contestant(m, [(8, 4), (3,)], "float32", "cpu", 1e-4) for m in (make, torch.optim.AdamW))
+    for each in (one, plain):
+        each.prepare()
+        first = each.first_step()
+        each.turn()
+        assert first.ms > 0
+        assert first.allocated is None
+    assert one.before is not None
+    assert plain.before is None
+    one.renew_gradients()
+    for mine, theirs in zip(one.params, plain.params, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [TakesGradients, Offloading, torch.optim.AdamW])
+def test_on_a_gpu_the_allocator_says_what_an_optimizer_keeps(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocator that counts parameters, gradients and states: gradients that a step took do not hide its states."""
+    one = Contestant(make, [(8, 4), (3,)], "float32", "cpu", 1e-4)
+
+    def allocated(device: str) -> int:
+        states = [
+            state
+            for own in getattr(one, "optimizer", SimpleNamespace(state={})).state.values()
+            for state in own.values()
+        ]
+        grads = [param.grad for param in one.params if param.grad is not None]
+        return sum({t.data_ptr(): t.nbytes for t in (*one.params, *one.grads, *grads, *states)}.values())
+
+    monkeypatch.setattr(contestant, "allocated", allocated)
+    one.prepare()
+    assert one.first_step().allocated == 2 * 35 * 4 + 2 * 4
+
+
+def test_the_allocator_is_asked_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {"cuda:1": 7}.get)
+    assert contestant.allocated("cuda:1") == 7
+    assert contestant.allocated("cpu") is None

@@ -14,7 +14,7 @@ import pytest
 
 from fusedadam.cli.bench.report import COLUMNS, Report, Set, line, results
 from fusedadam.cli.harness import disturbance, measure
-from fusedadam.cli.harness.contestant import Turn
+from fusedadam.cli.harness.contestant import First, Turn
 from fusedadam.cli.harness.disturbance import Watch
 from fusedadam.cli.harness.measure import Conditions, Measured
 from fusedadam.cli.harness.timing import Pace
@@ -71,14 +71,16 @@ class Scripted:
         self.command = command
 
     def answer(self) -> Any:
-        return (28, 8) if self.command == "prepare" else next(self.left)
+        if self.command == "turn":
+            return next(self.left)
+        return First(5.0, 28, 8) if self.command == "first_step" else None
 
     def close(self) -> None:
         pass
 
 
 def measured(device: str = "cpu", turns: int = 3, **scripts: Sequence[Turn]) -> dict[str, Measured]:
-    found = {name: Measured() for name in scripts}
+    found = {name: Measured(beside="ours") for name in scripts}
     started: Any = {name: Scripted(script) for name, script in scripts.items()}
     measure._take_turns(started, found, Conditions(device, Pace(turns, 0.0)))
     return found

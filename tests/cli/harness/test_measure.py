@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fusedadam.cli.harness import measure as module
+from fusedadam.cli.harness.contestant import First, Turn
 from fusedadam.cli.harness.measure import Conditions, Measured, bytes_moved, copied_per_ms, measure, rounds
 from fusedadam.cli.harness.processes import Failed
 from fusedadam.cli.harness.timing import Pace
@@ -34,6 +35,52 @@ def test_contestants_take_as_many_turns_as_asked_on_every_set_and_one_that_fails
         assert [own[name].failed for name in makes] == [None, "it is not installed", None]
         assert own["a"].against_ours == [1.0] * 3
         assert len(own["b"].against_ours) == 3
+
+
+def cannot_step(params: list[torch.nn.Parameter]) -> Any:
+    optimizer = torch_adam(params)
+    optimizer.step = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+    return optimizer
+
+
+def test_a_peer_that_raises_here_has_a_reason_in_one_line_and_ours_raises() -> None:
+    conditions = Conditions("cpu", Pace(1, 1e-3))
+    own = measure({"ours": torch_adam, "peer": cannot_step}, [(4,)], "float32", conditions)
+    assert own["peer"].failed == "ZeroDivisionError: division by zero"
+    assert own["ours"].ms
+    with pytest.raises(ZeroDivisionError):
+        measure({"ours": cannot_step, "peer": torch_adam}, [(4,)], "float32", conditions)
+
+
+def test_a_contestant_may_be_compared_with_another_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def take_turns(started: Any, found: Any, conditions: Conditions) -> None:
+        seen.append(list(started))
+        for name in started:
+            module._add(found[name], name, [{one: Turn(TIMES[one], 1.0, 0.0) for one in started}], conditions)
+
+    TIMES = {"ours": 1.0, "8bit": 2.0, "fused": 3.0, "small": 5.0}
+    monkeypatch.setattr(module, "_take_turns", take_turns)
+    own = measure(dict.fromkeys(TIMES, torch_adam), [], "float32", Conditions("cpu", Pace(1, 1e-3)), {"small": "8bit"})
+    assert seen == [["ours", "8bit", "fused"], ["8bit", "small"]]
+    assert {name: one.against_ours for name, one in own.items()} == {
+        "ours": [1.0], "8bit": [2.0], "fused": [3.0], "small": [2.5]
+    }  # fmt: skip
+
+
+def test_the_first_step_is_timed_once() -> None:
+    own = Measured()
+    own.begin(First(900.0, None, 80, 96))
+    own.begin(First(3.0, None, 80, 96))
+    assert own.first_ms == 900.0
+    assert own.kept_bytes == 96
+
+
+def test_states_that_are_not_on_the_device_move_an_unknown_number_of_bytes() -> None:
+    ours = Measured(bytes_moved=28_000, state_bytes=8_000, allocated=8_192)
+    assert bytes_moved(Measured(state_bytes=8_000, allocated=8_192), ours) == 28_000
+    assert bytes_moved(Measured(state_bytes=16_000, allocated=0), ours) is None
 
 
 def test_ours_takes_part_in_every_round() -> None:

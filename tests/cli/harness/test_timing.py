@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fusedadam.cli.harness import timing
 from fusedadam.cli.harness.timing import Timed, Timer
 
 
@@ -32,3 +33,15 @@ def test_calls_that_waited_for_a_core_do_not_count(monkeypatch: pytest.MonkeyPat
     assert timer.turn() == Timed(2.0, 0.0)
     monkeypatch.setattr(timer, "_watched", lambda: Timed(500.0, 1.0))
     assert timer.turn().ms == 500.0, "all of them did"
+
+
+def test_what_a_call_needs_beforehand_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(timing, "waiting_for", lambda device: lambda: said.append("wait"))
+    for device in ("cpu", "cuda"):
+        timer = Timer(
+            lambda: said.append("step"), device, 1e-6, before=lambda: (said.append("before"), time.sleep(0.01))
+        )
+        said.clear()
+        assert timer.turn().ms < 5
+        assert said == ["before", "wait", "step", "wait"] * timer.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +11,21 @@ from torch import Tensor
 
 from fusedadam.cli.harness.disturbance import MOST_WAITING
 from fusedadam.cli.harness.shapes import Shape
-from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients
+from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients, waiting_for
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.engine.participant import arrays_of
 from fusedadam.formats import FORMATS
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
+
+
+class First(NamedTuple):
+    """What the first step shows."""
+
+    ms: float  # with everything that it compiles
+    bytes_moved: int | None  # that a step must move, if they are known
+    state_bytes: int  # of the tensors that the optimizer has, wherever they are
+    allocated: int | None = None  # on the device since the optimizer was made; None on a CPU
 
 
 class Turn(NamedTuple):
@@ -25,28 +35,60 @@ class Turn(NamedTuple):
 
 
 class Contestant:
-    """The commands that :func:`measure.measure` sends; ``prepare`` comes first."""
+    """The commands that :func:`measure.measure` sends, in the order of the methods."""
 
     def __init__(self, make: Make, shapes: Sequence[Shape], dtype: str, device: str, seconds: float) -> None:
         """``seconds``: of a turn."""
         self.make, self.shapes, self.dtype, self.device, self.seconds = make, shapes, dtype, device, seconds
 
-    def prepare(self) -> tuple[int | None, int]:
-        """Takes the first steps; returns the bytes that a step must move, if they are known, and its states'."""
-        params = parameters_with_gradients(self.shapes, self.device, getattr(torch, self.dtype))
-        self.optimizer = self.make(params)
-        self.step = Timer(self.optimizer.step, self.device, self.seconds)
+    def prepare(self) -> None:
+        """Makes the optimizer, which imports its package."""
+        self.params = parameters_with_gradients(self.shapes, self.device, getattr(torch, self.dtype))
+        self.grads = [param.grad for param in self.params if param.grad is not None]  # all of them
+        self.allocated = allocated(self.device)
+        self.optimizer = self.make(self.params)
+
+    def first_step(self) -> First:
+        """Takes the first step, then some that warm up."""
+        needs_backward, wait = getattr(self.optimizer, "needs_backward", False), waiting_for(self.device)
+        if needs_backward:
+            self.renew_gradients()
+        wait()
+        began = time.perf_counter()
+        self.optimizer.step()
+        wait()
+        ms = 1e3 * (time.perf_counter() - began)
+        takes_gradients = any(param.grad is None for param in self.params)
+        self.before = self.renew_gradients if needs_backward or takes_gradients else None
+        self.step = Timer(self.optimizer.step, self.device, self.seconds, self.before)
+        for param, grad in zip(self.params, self.grads, strict=True):
+            param.grad = grad  # so that gradients take as much memory as before
+        after = allocated(self.device)
+        added = None if after is None or self.allocated is None else after - self.allocated
         copy, self.copied = large_copy(self.device)
         self.copy = Timer(copy, self.device, self.seconds / 4)
         ours = isinstance(self.optimizer, FusedOptimizer)
         moved = bytes_moved(self.optimizer) if ours else getattr(self.optimizer, "bytes_moved", None)
-        return moved, state_bytes(self.optimizer, params)
+        return First(ms, moved, state_bytes(self.optimizer, self.params), added)
 
     def turn(self) -> Turn:
+        if self.before is not None:
+            self.before()
         self.optimizer.step()  # refills the caches, which other contestants have used
         step, copy = self.step.turn(), self.copy.turn()
         copied = self.copied / copy.ms if copy.waited <= MOST_WAITING else None
         return Turn(step.ms, copied, step.waited)
+
+    def renew_gradients(self) -> None:
+        """By a backward pass: an optimizer may set gradients to None, or have hooks that take them."""
+        for param in self.params:
+            param.grad = None
+        torch.autograd.backward(self.params, self.grads)
+
+
+def allocated(device: str) -> int | None:
+    """Bytes in use on a GPU, as torch's allocator counts them."""
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else None
 
 
 def bytes_moved(optimizer: FusedOptimizer) -> int:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from fusedadam.cli.harness.contestant import Contestant, Make, Turn
+from fusedadam.cli.harness.contestant import Contestant, First, Make, Turn
 from fusedadam.cli.harness.disturbance import MOST_WAITING
-from fusedadam.cli.harness.processes import Failed, Worker
+from fusedadam.cli.harness.processes import Failed, Worker, one_line
 from fusedadam.cli.harness.shapes import Shape, parameters
 from fusedadam.cli.harness.timing import Pace
 
@@ -50,9 +50,12 @@ class Measured:
 
     ms: list[float] = field(default_factory=list)
     copied_per_ms: list[float] = field(default_factory=list)
-    against_ours: list[float] = field(default_factory=list)  # its time over that of the first contestant, per turn
+    against_ours: list[float] = field(default_factory=list)  # its time over that of ``beside``, per turn
+    beside: str = ""  # the contestant of ours that it is compared with
+    first_ms: float | None = None  # the time of the first step
     bytes_moved: int | None = None
-    state_bytes: int = 0
+    state_bytes: int = 0  # of the tensors that it has, wherever they are
+    allocated: int | None = None  # on a GPU, by the allocator
     failed: str | None = None
     disturbed: bool = False  # too many turns were: all of them are here, compared with nothing
 
@@ -60,19 +63,36 @@ class Measured:
     def median_ms(self) -> float:
         return statistics.median(self.ms)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps on the device beside parameters and gradients."""
+        return self.state_bytes if self.allocated is None else self.allocated
+
+    def begin(self, first: First) -> None:
+        """If it is started again, later, what it compiled is in a cache."""
+        self.first_ms = first.ms if self.first_ms is None else self.first_ms
+        _, self.bytes_moved, self.state_bytes, self.allocated = first
+
 
 def measure(
-    makes: Mapping[str, Make], shapes: Sequence[Shape], dtype: str, conditions: Conditions
-) -> dict[str, Measured]:
-    """Times contestants, as many at a time as fit into memory, each compared with the first one."""
-    found = {name: Measured() for name in makes}
+    makes: Mapping[str, Make], shapes: Sequence[Shape], dtype: str, conditions: Conditions,
+    beside: Mapping[str, str] | None = None,
+) -> dict[str, Measured]:  # fmt: skip
+    """Times contestants, as many at a time as fit into memory, each compared with the one that ``beside`` names, or
+    with the first one."""
+    first, *others = makes
+    found = {name: Measured(beside=(beside or {}).get(name, first)) for name in makes}
     device, pace = conditions.device, conditions.pace
-    for names in rounds(list(makes), room(parameters(shapes), dtype, conditions)):
+    at_once = room(parameters(shapes), dtype, conditions)
+    compared = {one: [name for name in others if found[name].beside == one] for one in makes}
+    groups = [[one, *names] for one, names in compared.items() if names or one == first]
+    for names in (names for group in groups for names in rounds(group, at_once)):
         with contextlib.ExitStack() as stack:
             started: dict[str, Here | Worker] = {}
             for name in names:
                 made = partial(Contestant, makes[name], shapes, dtype, device, pace.seconds)
-                started[name] = Worker(made, device, conditions.limit) if conditions.isolated else Here(made)
+                isolated, is_peer = conditions.isolated, name != first
+                started[name] = Worker(made, device, conditions.limit) if isolated else Here(made, is_peer)
                 stack.callback(started[name].close)
             _take_turns(started, found, conditions)
     return found
@@ -82,14 +102,16 @@ def _take_turns(started: Mapping[str, Here | Worker], found: Mapping[str, Measur
     for name in started:  # they all start at the same time, since this is not measured
         if not found[name].failed:
             started[name].tell("prepare")
-    for name, answer in _answers(started, found):
-        found[name].bytes_moved, found[name].state_bytes = answer
+    for _ in _answers(started, found):
+        pass
+    for name, first in _answers(started, found, "first_step"):
+        found[name].begin(first)
     taken: list[dict[str, Turn]] = []
     began = time.monotonic()
     while not _is_enough(taken, conditions, time.monotonic() - began):
         taken.append(dict(_answers(started, found, "turn", first=len(taken))))
     for name in started:
-        _add(found[name], name, next(iter(started)), taken, conditions)
+        _add(found[name], name, taken, conditions)
 
 
 def _is_enough(taken: Sequence[Mapping[str, Turn]], conditions: Conditions, seconds: float) -> bool:
@@ -100,17 +122,17 @@ def _is_enough(taken: Sequence[Mapping[str, Turn]], conditions: Conditions, seco
     return quiet >= wanted or len(taken) >= MOST_TURNS * wanted
 
 
-def _add(own: Measured, name: str, first: str, taken: Sequence[Mapping[str, Turn]], conditions: Conditions) -> None:
-    """Counts the turns in which neither this contestant nor the first one was disturbed."""
+def _add(own: Measured, name: str, taken: Sequence[Mapping[str, Turn]], conditions: Conditions) -> None:
+    """Counts the turns in which neither this contestant nor the one beside it was disturbed."""
     mine = [each for each in taken if name in each]
-    pairs = [(each, [each[one] for one in {name, first} & each.keys()]) for each in mine]
+    pairs = [(each, [each[one] for one in {name, own.beside} & each.keys()]) for each in mine]
     counted = [each for each, pair in pairs if _quiet(taken, pair, conditions.device)]
     if len(counted) < (conditions.pace.turns + 1) // 2 and mine:
         own.disturbed, counted = True, mine
     own.ms += [each[name].ms for each in counted]
     own.copied_per_ms += [copied for each in counted if (copied := each[name].copied_per_ms) is not None]
     if not own.disturbed:
-        own.against_ours += [each[name].ms / each[first].ms for each in counted if first in each]
+        own.against_ours += [each[name].ms / each[own.beside].ms for each in counted if own.beside in each]
 
 
 def _quiet(taken: Sequence[Mapping[str, Turn]], turns: Iterable[Turn], device: str) -> bool:
@@ -147,8 +169,10 @@ def copied_per_ms(measured: Iterable[Measured]) -> float | None:
 
 
 def bytes_moved(own: Measured, ours: Measured) -> int | None:
-    """A peer must move what ours must, except that smaller or larger states are each read and written."""
-    if own.bytes_moved is not None or ours.bytes_moved is None:
+    """A peer must move what ours must, except that smaller or larger states are each read and written. Not known if
+    its states are not on the device."""
+    elsewhere = own.kept_bytes < (1 - SAME_STATE) * own.state_bytes
+    if own.bytes_moved is not None or ours.bytes_moved is None or elsewhere:
         return own.bytes_moved
     more = own.state_bytes - ours.state_bytes
     return ours.bytes_moved + (2 * more if abs(more) > SAME_STATE * ours.state_bytes else 0)
@@ -172,14 +196,21 @@ def rounds(names: Sequence[str], at_once: float) -> Iterator[tuple[str, ...]]:
 class Here:
     """A contestant in this process."""
 
-    def __init__(self, made: Callable[[], Contestant]) -> None:
+    def __init__(self, made: Callable[[], Contestant], is_peer: bool) -> None:
+        """``is_peer``: if it fails, the others go on."""
+        self.is_peer = is_peer
         self.contestant: Contestant | None = made()
 
     def tell(self, command: str) -> None:
         self.command = command
 
     def answer(self) -> Any:
-        return getattr(self.contestant, self.command)()
+        try:
+            return getattr(self.contestant, self.command)()
+        except Exception as error:
+            if isinstance(error, Failed) or not self.is_peer:
+                raise
+            raise Failed(one_line(f"{type(error).__name__}: {error}")) from error
 
     def close(self) -> None:
         self.contestant = None

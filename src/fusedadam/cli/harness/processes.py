@@ -65,7 +65,7 @@ class Worker:
             self._process.join(5)
             raise Failed(_ending(self._process.exitcode, self._log)) from None
         if not done:
-            raise Failed(_one_line(answer))
+            raise Failed(one_line(answer))
         return answer
 
     def _receive(self, limit: float) -> Any:
@@ -125,10 +125,10 @@ def _ending(code: int | None, log: Path) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         killed = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        return _one_line(f"crashed with {name}{killed}{last}")
-    return _one_line(f"ended with exit code {code}{last}")
+        return one_line(f"crashed with {name}{killed}{last}")
+    return one_line(f"ended with exit code {code}{last}")
 
 
-def _one_line(reason: str) -> str:
+def one_line(reason: str) -> str:
     line = " ".join(reason.split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"

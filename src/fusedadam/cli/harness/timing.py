@@ -39,10 +39,13 @@ def waiting_for(device: str) -> Callable[[], None]:
 
 
 class Timer:
-    """Times calls of one function. The constructor warms it up: kernels are compiled, memory is allocated."""
+    """Times calls of one function. The constructor warms it up: kernels are compiled, memory is allocated.
 
-    def __init__(self, step: Step, device: str, seconds: float) -> None:
-        self.step, self.wait, self.queued = step, waiting_for(device), device != "cpu"
+    ``before``: what each call needs beforehand, which is not timed; then each call is timed alone on any device.
+    """
+
+    def __init__(self, step: Step, device: str, seconds: float, before: Step | None = None) -> None:
+        self.step, self.wait, self.queued, self.before = step, waiting_for(device), device != "cpu", before
         self._ms(2)
         self.calls = max(1, min(MOST_CALLS, round(1e3 * seconds / self._ms(3))))
 
@@ -58,14 +61,18 @@ class Timer:
         return Timed(statistics.median(call.ms for call in quiet), statistics.median(call.waited for call in quiet))
 
     def _watched(self) -> Timed:
+        if self.before is not None:
+            self.before()
+        self.wait()
         watch, begin = Watch(), time.perf_counter()
         self.step()
+        self.wait()
         ms = 1e3 * (time.perf_counter() - begin)
         return Timed(ms, watch.waited())
 
     def _ms(self, calls: int) -> float:
-        """Per call. On a CPU every call has a time of its own, of which the median counts."""
-        if not self.queued:
+        """Per call. Where every call has a time of its own, as on a CPU, the median counts."""
+        if not self.queued or self.before is not None:
             return statistics.median(self._watched().ms for _ in range(calls))
         self.wait()
         begin = time.perf_counter()
