@@ -33,8 +33,8 @@ def named(name: str) -> Callable[[Make], Make]:
 
 
 def beside(optimizer: str, by: str | None = None) -> Make:
-    """What ours is compared with: the peer of this name, or the first in the catalog that is installed."""
-    known = [p for p in CATALOG[optimizer].peers if p.name == by or (by is None and not p.gpu_only)]
+    """What ours is compared with: the peer of this name, or the first plain one in the catalog that is installed."""
+    known = [p for p in CATALOG[optimizer].peers if p.name == by or (by is None and not (p.gpu_only or p.low_memory))]
     return _maker(next((peer for peer in known if peer.installed), known[0]))
 
 

@@ -15,7 +15,7 @@ import torch
 
 import fusedadam
 from fusedadam.contract.base import FusedOptimizer
-from fusedadam.peer import WRITTEN_HERE, Options, Peer, adams, torchs
+from fusedadam.peer import KAHAN, WIDE, WRITTEN_HERE, Options, Peer, adams, adamws, bitsandbytes, torchs
 
 Variants = Mapping[str, Options]
 
@@ -83,7 +83,7 @@ _ENTRIES = (
         when="a transformer, a diffusion model, or anything new",
         because="it is the standard choice; a drop-in replacement for torch's",
         usual=ADAM,
-        peers=adams("AdamW"),
+        peers=adamws(),
         costs=({}, {"amsgrad": True}, CLIPPED),
         choices={"amsgrad": OFF_ON},
         variants={"": {}, "clipped": CLIPPED, "that holds back": {"cautious": True, "update_clipping": True}},
@@ -143,7 +143,7 @@ _ENTRIES = (
         when="with Adam, without tuning a warm-up",
         because="its first steps do not use the second moment; torch's RAdam, up to rounding",
         usual=ADAM,
-        peers=(*torchs("RAdam", "foreach"), Peer("optimi", "optimi:RAdam")),
+        peers=(*torchs("RAdam", "foreach"), Peer("optimi", "optimi:RAdam", note=KAHAN)),
         choices={"decoupled_weight_decay": OFF_ON},
         variants={"": {"betas": (0.9, 0.99)}, "clipped": {"decoupled_weight_decay": True, **CLIPPED}},
     ),
@@ -239,8 +239,8 @@ _ENTRIES = (
             Peer("timm", "timm.optim:Lion"),
             Peer("lion_pytorch", "lion_pytorch:Lion"),
             Peer("pytorch_optimizer", "pytorch_optimizer:Lion"),
-            Peer("optimi", "optimi:Lion"),
-            Peer("bitsandbytes", "bitsandbytes.optim:Lion", gpu_only=True),
+            Peer("optimi", "optimi:Lion", note=KAHAN),
+            *bitsandbytes("Lion"),
         ),
         variants={"": {}, "clipped": CLIPPED, "that holds back": {"cautious": True, **CLIPPED}},
     ),
@@ -263,7 +263,7 @@ _ENTRIES = (
             Peer("adan", "adan:Adan"),
             Peer("timm", "timm.optim:Adan"),
             Peer("pytorch_optimizer", "pytorch_optimizer:Adan"),
-            Peer("optimi", "optimi:Adan"),
+            Peer("optimi", "optimi:Adan", note=KAHAN),
         ),
         choices={"no_prox": OFF_ON},
         variants={"": {}, "clipped": {"no_prox": True, **CLIPPED}},
@@ -276,7 +276,7 @@ _ENTRIES = (
         usual={**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 5.0},
         peers=(
             Peer("pytorch_optimizer", "pytorch_optimizer:AdEMAMix"),
-            Peer("bitsandbytes", "bitsandbytes.optim:AdEMAMix", gpu_only=True),
+            Peer("bitsandbytes", "bitsandbytes.optim:AdEMAMix", note=WIDE),
         ),
         variants={"": {"alpha_warmup": 4, "beta3_warmup": 3}, "clipped": CLIPPED},
     ),

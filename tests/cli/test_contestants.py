@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants
 from fusedadam.cli.harness.timing import parameters_with_gradients
+from fusedadam.peer import KAHAN, PLAIN
 
 HERE = [
     (name, peer.name)
     for name, entry in CATALOG.items()
     for peer in entry.peers
-    if peer.installed and not peer.gpu_only and not peer.compiles
+    if peer.installed and not peer.gpu_only and not peer.compiles and peer.note in (PLAIN, KAHAN)  # not in float64
 ]
 
 
@@ -45,15 +50,62 @@ def parameters_after(optimizer: str, by: str) -> list[list[torch.Tensor]]:
 def test_a_peer_is_chosen_if_it_is_installed_and_soon_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants.Peer, "installed", property(lambda peer: peer.name != "optimi"))
     chosen, absent = contestants.choose("AdamW", "cpu", None)
-    assert chosen == ["torch-fused", "torch-foreach"]
+    assert chosen == ["torch-fused", "torch-foreach", "bitsandbytes", "bitsandbytes-8bit", "bitsandbytes-paged-8bit"]
     why = {one.by: one.why for one in absent}
     assert why["optimi"] == "not installed"
-    assert why["flashoptim"] == why["bitsandbytes-8bit"] == "runs on a GPU only"
-    assert why["torch-compiled"] == contestants.COMPILES
+    assert why["flashoptim"] == why["torchao-offload"] == "runs on a GPU only"
+    assert why["torch-compiled"] == why["torchao-4bit"] == why["heavyball"] == contestants.COMPILES
     assert "torch-compiled" in contestants.choose("AdamW", "cpu", ["all"])[0]
     assert contestants.choose("AdamW", "cpu", ["torch-compiled"])[0] == ["torch-compiled"]
     assert contestants.choose("AdamW", "cuda", ["flashoptim"])[0] == ["flashoptim"]
     assert contestants.choose("AdamW", "cpu", ["none"]) == ([], [])
+
+
+LOW_MEMORY = {"bitsandbytes": ["-8bit", "-paged-8bit"], "torchao": ["-8bit", "-8bit-stochastic", "-4bit", "-fp8"]}
+
+
+def test_peers_with_low_memory_are_compared_with_8_bits() -> None:
+    """If both are measured: with float64 parameters there is no 8bit."""
+    names = [package + how for package, ways in LOW_MEMORY.items() for how in ways]
+    names += ["torchao-offload", "flashoptim-8bit"]
+    every = ["fusedadam", "fusedadam-8bit", *(peer.name for peer in contestants.peers_of("AdamW"))]
+    found = contestants.beside("AdamW", every)
+    assert sorted(found) == sorted(names)
+    assert set(found.values()) == {"fusedadam-8bit"}
+    assert contestants.beside("AdamW", ["fusedadam", *names]) == {}
+    assert contestants.beside("Lion", every) == {"bitsandbytes-8bit": "fusedadam-8bit"}
+
+
+def test_a_contestant_says_what_it_computes() -> None:
+    assert "stochastically" in contestants.note("AdamW", "fusedadam-8bit")
+    assert "to nearest" in contestants.note("AdamW", "torchao-8bit")
+    assert contestants.note("AdamW", "made_up:Printing") == ""
+
+
+def test_new_peers_are_made_as_their_packages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their own defaults, but the usual hyper-parameters, which are the same for all."""
+    made: dict[str, Any] = {}
+
+    def module(name: str, *classes: str) -> None:
+        def constructor(cls: str) -> Any:
+            return lambda params, **options: made.setdefault(cls, SimpleNamespace(params=params, options=options))
+
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{cls: constructor(cls) for cls in classes}))
+
+    module("bitsandbytes.optim", "AdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit")
+    module("torchao.optim", "AdamW8bit", "AdamW4bit", "AdamWFp8", "CPUOffloadOptimizer")
+    module("heavyball", "AdamW")
+    usual = dict(CATALOG["AdamW"].usual)
+    for by in ("bitsandbytes", "bitsandbytes-8bit", "bitsandbytes-paged-8bit", "torchao-4bit", "torchao-fp8"):
+        contestants.make("AdamW", by, [])
+    assert [*made] == ["AdamW32bit", "AdamW8bit", "PagedAdamW8bit", "AdamW4bit", "AdamWFp8"]
+    assert all(one.options == usual for one in made.values())
+    contestants.make("Lion", "bitsandbytes-8bit", [])
+    assert made["Lion8bit"].options == CATALOG["Lion"].usual
+    assert contestants.make("AdamW", "heavyball", []).options == usual
+    made.clear()
+    assert contestants.make("AdamW", "torchao-8bit-stochastic", []).options == {**usual, "bf16_stochastic_round": True}
+    assert contestants.make("AdamW", "torchao-offload", []).needs_backward
 
 
 def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:

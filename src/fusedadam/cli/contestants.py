@@ -5,7 +5,7 @@ Peers are only looked up here. They are imported where they are measured, in pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from fusedadam.catalog import CATALOG
 from fusedadam.cli.optimizer_names import optimizer_class
 from fusedadam.contract import storage
-from fusedadam.peer import Peer
+from fusedadam.peer import PLAIN, Peer
 
 OURS = "fusedadam"
 # Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.
@@ -22,6 +22,13 @@ PRESETS = {f"{OURS}-{preset}": preset for preset in storage.PRESETS}
 PRESETS_BY_DTYPE = {
     "bfloat16": ("exact", "16bit", "8bit"), "float32": ("16bit", "8bit"), "float16": ("16bit", "8bit"), "float64": (),
 }  # fmt: skip
+BYTE = f"{OURS}-8bit"  # what peers with low memory are compared with
+NOTES = {
+    OURS: PLAIN,
+    f"{OURS}-exact": "bfloat16 weights with 16 low bits, float32 states: exactly float32",
+    f"{OURS}-16bit": "bfloat16 weights with 16 low bits; bfloat16 moments, rounded stochastically",
+    BYTE: "bfloat16 weights with 8 low bits; 8-bit moments in blocks of 32; both rounded stochastically",
+}
 COMPILES = "compiles for minutes, so only on request (--peers all, or by name)"
 Params = list[torch.nn.Parameter]
 # Nobody else has an optimizer of the user's own: a known one beside it shows how fast this machine is.
@@ -31,6 +38,17 @@ PEER_NAMES = [*dict.fromkeys(peer.name for entry in CATALOG.values() for peer in
 
 def peers_of(optimizer: str) -> tuple[Peer, ...]:
     return CATALOG[optimizer].peers if optimizer in CATALOG else (YARDSTICK,)
+
+
+def note(optimizer: str, by: str) -> str:
+    """How it rounds, which weights it has, where its states are; empty for a peer of the user's own."""
+    return NOTES.get(by) or next((peer.note for peer in peers_of(optimizer) if peer.name == by), "")
+
+
+def beside(optimizer: str, implementations: Collection[str]) -> dict[str, str]:
+    """Which of ours a peer is compared with, if it is not the first one."""
+    low = [peer.name for peer in peers_of(optimizer) if peer.low_memory] if BYTE in implementations else []
+    return {by: BYTE for by in implementations if by in low}
 
 
 def first_peer(optimizer: str) -> str | None:
@@ -50,7 +68,7 @@ def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | N
 
 
 def presets(optimizer: str, dtype: str, asked: bool) -> list[str]:
-    """Ours with ``storage=``: every preset for AdamW, for others "8bit" where someone has ``asked`` for them."""
+    """Ours with ``storage=``: every preset for AdamW, for others "8bit" where it is ``asked`` for."""
     wanted = PRESETS.values() if optimizer == "AdamW" else ("8bit",) if asked else ()
     return [by for by, preset in PRESETS.items() if preset in wanted and preset in PRESETS_BY_DTYPE[dtype]]
 

@@ -30,6 +30,13 @@ def deepspeed_adam(params: list[nn.Parameter], decoupled: bool, **options: Any) 
     return adam.FusedAdam(params, adam_w_mode=decoupled, **options)
 
 
+def torchao_offload(params: Iterable[nn.Parameter], **options: Any) -> Any:
+    """Its hooks copy gradients to the CPU in the backward pass; without one, its step does nothing."""
+    optimizer = importlib.import_module("torchao.optim").CPUOffloadOptimizer(params, **options)
+    optimizer.needs_backward = True
+    return optimizer
+
+
 def schedule_free(params: Iterable[nn.Parameter], **options: Any) -> Any:
     """The authors'. It begins in eval mode."""
     optimizer = importlib.import_module("schedulefree").AdamWScheduleFree(params, **options)
