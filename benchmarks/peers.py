@@ -76,6 +76,11 @@ def capturable(make: Make) -> Make:
     return named(f"{make.__name__}, capturable")(functools.partial(make, capturable=True))
 
 
+def in_8_bits(make: Make) -> Make:
+    """Ours, for peers that keep less than float32."""
+    return named(f"{make.__name__}, 8bit")(functools.partial(make, storage="8bit"))
+
+
 def with_tensor_lr(make: Make) -> Make:
     """With a learning rate on the parameters' device."""
     rate = functools.partial(torch.tensor, 1e-3)

@@ -15,6 +15,7 @@ from peers import (
     beside,
     clip_then_fused,
     cycling,
+    in_8_bits,
     on_dtensors,
     our_clip_grad_norm_,
     same_bytes_no_mathematics,
@@ -39,6 +40,7 @@ CAPTURABLE = {"capturable": True}
 GPT, LLAMA, RESNET = models.gpt(), models.llama(), cases.resnet()
 BIG, TWO, SMALL, SMALL_GPU = cases.one(32), cases.two_matrices(), models.many_small(4096), models.many_small(65536)
 SIX = [(64, 64)] * 6
+LOW_MEMORY = [peer.name for peer in CATALOG["AdamW"].peers if peer.low_memory and not peer.compiles]
 # Every optimizer of the catalog is measured on gpt and llama on a GPU, and on 33.5M on a CPU. Goals that differ:
 ON_GPT: dict[str, list[Goal]] = {
     "AdamW": [Faster(1.13), OfCopy(92)], "Adam": [Faster(1.13)], "SGD": [Faster(1.1)], "EmaAdamW": [Faster(1.1)],
@@ -71,6 +73,8 @@ ON_GPU = [
     Row("Adafactor fp32, llama", Adafactor, transformers_adafactor, LLAMA, FP32, [Faster(3)]),
     row("AdamW", "fp32, one tensor of 268M", cases.one(256), [Faster(), OfCopy(95)]),
     row("AdamW", "bf16, llama", LLAMA, [Faster(), OfCopy(90)]),
+    *(Row("AdamW bf16 8bit, llama", in_8_bits(AdamW), beside("AdamW", by), LLAMA, DTYPES["bf16"], [Faster()])
+      for by in LOW_MEMORY),
     row("AdamW", "fp32, 1,000 small tensors", SMALL_GPU, [Faster(5)]),
     row("AdamW", "fp32 capturable, 1,000 small tensors", SMALL_GPU, [Faster(2)], CAPTURABLE),
     Row("AdamW fp32 scaled, 1,000 small tensors", scaled(AdamW), scaled(torch_fused), SMALL_GPU, FP32, [Faster(2)]),

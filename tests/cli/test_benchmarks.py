@@ -39,6 +39,8 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
         pytest.skip("what it calculates is of no interest")
     if "cycle" in row.what:
         pytest.skip("the peer's betas stay the same")
+    if "8bit" in row.what:
+        pytest.skip("each rounds in its own way")
     if "DTensors" in row.what:
         pytest.skip("what is calculated on DTensors is compared in tests/distributed")
     if "scaled" in row.ours.__name__ and "scaled" not in row.peer.__name__:

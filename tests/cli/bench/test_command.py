@@ -26,6 +26,7 @@ from tests.cli.common import COMMAND, in_terminal, piped
 HERE = Path(__file__).parent
 RESULT = {"optimizer", "by", "set", "dtype", "failed", "ms", "turns", "against_ours", "bytes_moved", "copy_gb_s"}
 RESULT |= {"state_bytes", "bytes_a_parameter", "roofline_ms", "percent_of_copy", "disturbed"}
+RESULT |= {"first_ms", "beside", "note"}
 pytestmark = pytest.mark.xdist_group("bench")  # they share one run
 ALIKE = ("fusedadam", "torch-fused", "optimi", "made_up:Printing")  # in the bytes that they move
 MEASURED = (*ALIKE, "fusedadam-8bit")
@@ -153,7 +154,7 @@ def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None
     assert re.search(expected, run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [
-        "ms", "spread", "GB moved", "of copy", "state MB", "bytes a parameter", "times fusedadam's time"
+        "ms", "spread", "first ms", "GB moved", "of copy", "state MB", "bytes a parameter", "times fusedadam's time"
     ]  # fmt: skip
     assert "± is half the distance between the quartiles" in run["said"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from fusedadam.cli import demo
 from fusedadam.cli.bench.options import parse
-from fusedadam.cli.bench.report import COLUMNS, Report, Result, Set, Spread, results
+from fusedadam.cli.bench.report import COLUMNS, Report, Result, Set, Spread, line, results
 from fusedadam.cli.harness.measure import Measured
 
 MACHINE = {"device": "cpu", "name": "a machine", "threads": 2, "copy_gb_s": 10.0}
@@ -49,6 +49,24 @@ def test_bytes_a_parameter_are_those_of_weights_and_states() -> None:
     assert [r.label for r in (ours, stored)] == ["AdamW", "AdamW 8bit"]
     assert stored.bytes_moved == 1212
     assert COLUMNS["times fusedadam's time"](stored) == "1.50 x"
+
+
+def test_a_peer_with_low_memory_is_compared_with_our_8_bits() -> None:
+    measured = {
+        "fusedadam": Measured([2.0], [1.0], bytes_moved=1400, state_bytes=400, allocated=512),
+        "fusedadam-8bit": Measured([3.0], [1.0], [1.5], bytes_moved=1212, state_bytes=306, allocated=512),
+        "bitsandbytes-8bit": Measured([6.0], [1.0], [2.0], "fusedadam-8bit", 80.0, state_bytes=206, allocated=1024),
+        "torchao-8bit": Measured(beside="fusedadam-8bit", failed="so"),
+    }
+    rows = results("AdamW", Set("gpt", 1, 100), "bfloat16", measured)
+    assert [COLUMNS["time against ours"](r) for r in rows] == ["", "1.50 x", "2.00 x 8bit", ""]
+    assert [COLUMNS["bytes a parameter"](r) for r in rows] == ["7.12", "7.12", "12.24", ""]
+    assert [COLUMNS["first ms"](r) for r in rows] == ["", "", "80.0", ""]
+    assert line(rows).endswith("bitsandbytes-8bit 2.00 x 8bit, torchao-8bit failed")
+    notes = list(report(*rows).notes())
+    assert notes[2].startswith("bitsandbytes-8bit, torchao-8bit: 8-bit states in blocks")
+    assert any("against fusedadam-8bit" in note for note in notes)
+    assert not any("against fusedadam-8bit" in note for note in report(*rows[:2]).notes())
 
 
 def test_if_one_of_ours_fails_it_is_a_failure() -> None:

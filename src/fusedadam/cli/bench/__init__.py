@@ -91,7 +91,9 @@ def run(options: argparse.Namespace, found: Report) -> None:
     with display.progress(len(cases), lines=len(cases)) as progress:
         for described, shapes, dtype, name in cases:
             progress.begin(f"starting, compiling and measuring {name} on {described.name}, {dtype}")
-            measured = measure(makes[name, dtype], shapes, dtype, conditions)
+            contesting = makes[name, dtype]
+            beside = contestants.beside(name, contesting)
+            measured = measure(contesting, shapes, dtype, conditions, beside)
             results = report.results(name, described, dtype, measured)
             found.results += results
             progress.done(report.line(results))
@@ -138,8 +140,9 @@ def _makes(options: argparse.Namespace, found: Report) -> dict[tuple[str, str], 
         found.absent += absent
         peers = peers[:1] if options.quick and options.peers is None else peers
         peers += [by for optimizer, by in options.add_peer if optimizer == name]
+        low_memory = {peer.name for peer in contestants.peers_of(name) if peer.low_memory}
         for dtype in options.dtypes:
-            presets = contestants.presets(name, dtype, options.asked)
+            presets = contestants.presets(name, dtype, options.asked or not low_memory.isdisjoint(peers))
             presets = presets[-1:] if options.quick else presets
             implementations = (contestants.OURS, *presets, *peers)
             makes[name, dtype] = {by: functools.partial(contestants.make, name, by) for by in implementations}

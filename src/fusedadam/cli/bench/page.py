@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fusedadam.cli import charts
 from fusedadam.cli.bench.report import COLUMNS, DISTURBED, Report, Result, number, ratio
+from fusedadam.cli.contestants import OURS, PRESETS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,8 @@ def _bars(axes: Axes, rows: list[Result], title: str) -> None:
             previous, y = r.optimizer, y + 1
         percent = r.percent_of_copy or 0.0
         axes.barh(y, percent, height=0.72, color=charts.OURS if r.is_ours else charts.PEER)
-        against = f", {ratio(r.against_ours.median)} x our time" if r.against_ours else ""
+        stored = "" if r.beside == OURS else f" with {PRESETS[r.beside]}"
+        against = f", {ratio(r.against_ours.median)} x our time{stored}" if r.against_ours else ""
         against = f", {DISTURBED}" if r.disturbed else against
         text = "failed" if r.ms is None else f"{number(r.ms.median)} ms{against}"
         charts.label(axes, percent + widest * 0.01, y, text, charts.FAILED if r.failed else charts.INK)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fusedadam.cli import display
-from fusedadam.cli.contestants import OURS, PRESETS, Absent
+from fusedadam.cli.contestants import OURS, PRESETS, Absent, note
 from fusedadam.cli.display import room, say
 from fusedadam.cli.harness.measure import Measured, bytes_moved, copied_per_ms
 
-VERSION = 2  # of the JSON file
+VERSION = 3  # of the JSON file
 BUSY = 20.0  # percent of spread that a quiet machine does not have
 DISTURBED = "disturbed"  # in the place of a ratio
 
@@ -49,7 +49,10 @@ class Result:
     failed: str | None = None
     ms: Spread | None = None
     turns: int = 0
-    against_ours: Spread | None = None  # its time over ours in the same turn; None for ours
+    against_ours: Spread | None = None  # its time over that of ``beside`` in the same turn; None for ours
+    beside: str = OURS  # fusedadam-8bit, for a peer with low memory
+    first_ms: float | None = None  # of the first step, with what it compiles
+    note: str = ""  # how it rounds, which weights it has, where its states are
     bytes_moved: int | None = None
     copy_gb_s: float | None = None  # of large copies in the same turns, ours and its peers'
     state_bytes: int | None = None
@@ -94,7 +97,7 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
     copied = copied_per_ms(measured.values())
     found = []
     for by, own in measured.items():
-        result = Result(optimizer, by, on.name, dtype, own.failed)
+        result = Result(optimizer, by, on.name, dtype, own.failed, note=note(optimizer, by))
         if not own.failed:
             ms, moved = Spread.of(own.ms), bytes_moved(own, measured[OURS])
             against = Spread.of(own.against_ours) if by != OURS and own.against_ours else None
@@ -102,8 +105,9 @@ def results(optimizer: str, on: Set, dtype: str, measured: Mapping[str, Measured
             percent = None if roofline is None or own.disturbed else 100 * roofline / ms.median
             result = replace(
                 result, ms=ms, turns=len(own.ms), against_ours=against, bytes_moved=moved,
-                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.state_bytes,
-                bytes_a_parameter=kind.itemsize + own.state_bytes / on.parameters,
+                copy_gb_s=None if copied is None else copied / 1e6, state_bytes=own.kept_bytes,
+                bytes_a_parameter=kind.itemsize + own.kept_bytes / on.parameters,
+                beside=own.beside or OURS, first_ms=own.first_ms,
                 roofline_ms=roofline, percent_of_copy=percent, disturbed=own.disturbed,
             )  # fmt: skip
         found.append(result)
@@ -139,8 +143,12 @@ class Report:
 
     def notes(self) -> Iterator[str]:
         """What to know before reading the figures."""
+        for text in dict.fromkeys(r.note for r in self.results if r.note):
+            yield f"{', '.join(dict.fromkeys(r.by for r in self.results if r.note == text))}: {text}"
         for why in dict.fromkeys(one.why for one in self.absent):
             yield f"{', '.join(dict.fromkeys(one.by for one in self.absent if one.why == why))}: {why}"
+        if any(r.beside != OURS for r in self.results):
+            yield "x 8bit: against fusedadam-8bit, since both keep less than float32."
         worst = max((r.ms.percent for r in self.results if r.ms is not None), default=0.0)
         yield f"Times are medians; ± is half the distance between the quartiles of the turns, at most {worst:.0f} %."
         if any((result.percent_of_copy or 0.0) > 100 for result in self.results):
@@ -203,12 +211,14 @@ def _ms(r: Result) -> str:
 def _against(r: Result) -> str:
     if r.disturbed and not r.is_reference:
         return DISTURBED
-    return "" if r.against_ours is None else f"{ratio(r.against_ours.median)} x"
+    which = "" if r.beside == OURS else f" {PRESETS[r.beside]}"
+    return "" if r.against_ours is None else f"{ratio(r.against_ours.median)} x{which}"
 
 
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "ms": lambda r: "failed" if r.ms is None else number(r.ms.median),
     "spread": lambda r: "" if r.ms is None else f"± {r.ms.percent:.0f} %",
+    "first ms": lambda r: "" if r.first_ms is None else number(r.first_ms),
     "GB moved": lambda r: "" if r.bytes_moved is None else f"{r.bytes_moved / 1e9:.3f}",
     "of copy": lambda r: "" if r.percent_of_copy is None else f"{r.percent_of_copy:.0f} %",
     "state MB": lambda r: "" if r.state_bytes is None else f"{r.state_bytes / 1e6:.1f}",
