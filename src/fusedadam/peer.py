@@ -83,7 +83,7 @@ def adamws() -> tuple[Peer, ...]:
              note="torch's fused AdamW on the CPU, with weights and states in pinned memory, rounded to nearest; "
              "gradients are copied there before the step, untimed"),
         Peer("heavyball", "heavyball:AdamW", compiles=True,
-             note="float32 states; 16-bit weights rounded stochastically; step() sets gradients to None"),
+             note="float32 states; bfloat16 weights rounded stochastically; step() sets gradients to None"),
     )  # fmt: skip
 
 
