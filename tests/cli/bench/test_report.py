@@ -59,7 +59,7 @@ def test_a_peer_with_low_memory_is_compared_with_our_8_bits() -> None:
         "torchao-8bit": Measured(beside="fusedadam-8bit", failed="so"),
     }
     rows = results("AdamW", Set("gpt", 1, 100), "bfloat16", measured)
-    assert [COLUMNS["time against ours"](r) for r in rows] == ["", "1.50 x", "2.00 x 8bit", ""]
+    assert [COLUMNS["times fusedadam's time"](r) for r in rows] == ["", "1.50 x", "2.00 x 8bit", ""]
     assert [COLUMNS["bytes a parameter"](r) for r in rows] == ["7.12", "7.12", "12.24", ""]
     assert [COLUMNS["first ms"](r) for r in rows] == ["", "", "80.0", ""]
     assert line(rows).endswith("bitsandbytes-8bit 2.00 x 8bit, torchao-8bit failed")
