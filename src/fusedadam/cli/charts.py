@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MISSING = "No picture: matplotlib is not installed (pip install matplotlib)."
+INSTALL = 'pip install "fusedadam[bench]", or from a clone pip install ".[bench]"'
+MISSING = f"No picture: matplotlib is not installed. Run {INSTALL}"
 OURS, PEER, FAILED, INK, PAPER = "#2563eb", "#a3b1c6", "#b42318", "#1f2937", "#ffffff"
 SERIES = ("#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#be185d", "#475569")
 DASHED = (0, (4, 3))
