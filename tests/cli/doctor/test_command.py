@@ -15,6 +15,7 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import doctor, frame
+from fusedadam.cli.doctor import facts
 from fusedadam.cli.doctor.problems import Problem, find
 from tests.cli.common import COMMAND, ENVIRONMENT, in_terminal, piped, without
 from tests.cli.doctor.test_problems import FINE
@@ -93,6 +94,14 @@ def test_without_numba_triton_and_rich_it_says_what_is_missing() -> None:
     assert "backend: eager" in done.stdout
     assert "numba is not installed (pip install numba)" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("lacking", ["_installed", "_has_compiler"])
+def test_what_triton_lacks_is_no_advice_for_a_cpu(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(backends, lacking, lambda name="triton": name != "triton")
+    found = facts._device(torch.device("cpu"))
+    assert (found.backend, found.why_not["triton"]) == ("numba", "it needs a GPU")
 
 
 def test_a_cache_that_was_asked_for_and_cannot_be_had_is_a_problem() -> None:

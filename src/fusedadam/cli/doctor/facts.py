@@ -123,6 +123,8 @@ def _device(device: torch.device) -> Device:
         tested = name in TESTED_GPUS and torch.version.hip is None
     backend, lacking = backends.best(device)
     reasons = {n: backends.why_not(n, device) or SLOWER for n in backends.NAMES if n != backend}
+    if device.type == "cpu" and backends.why_not("triton") is not None:
+        reasons["triton"] = "it needs a GPU"  # a package or a compiler that it lacks is not needed here
     return Device(str(device), name, backend, reasons, lacking, tested)
 
 
