@@ -20,7 +20,8 @@ from fusedadam import __main__ as command_line
 from fusedadam.cli import bench as module
 from fusedadam.cli.bench.options import MEASURED_BY_DEFAULT
 from fusedadam.cli.bench.report import VERSION
-from fusedadam.cli.harness.measure import MOST_TURNS
+from fusedadam.cli.harness.measure import MOST_TURNS, Measured
+from tests.cli.bench.test_report import MACHINE
 from tests.cli.common import COMMAND, in_terminal, piped
 
 HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ def run(folder: Path) -> dict[str, Any]:
     made_up = [f"--add-peer=AdamW=made_up:{name}" for name in names]
     out = folder / "out"
     done = bench(
-        folder, "--quick", "--from", str(folder / "tiny.pt"), "--optimizers", "AdamW", "AdamP",
+        folder, "--from", str(folder / "tiny.pt"), "--optimizers", "AdamW", "AdamP",
         "--peers", "torch-fused", "adamp", "optimi", "flashoptim", *made_up, "--turns", "2", "--limit", "30",
         "--device", "cpu", "--json", "--output", str(out),
     )  # fmt: skip
@@ -107,8 +108,8 @@ def test_with_json_standard_output_is_json_alone_whatever_peers_print(run: dict[
 def test_what_is_written_follows_the_schema(run: dict[str, Any]) -> None:
     data = run["json"]
     assert set(data) == {
-        "version", "machine", "versions", "command", "began", "sets", "results", "absent", "seconds",
-        "complete",
+        "version", "machine", "versions", "command", "began", "sets", "results", "absent", "left_out",
+        "seconds", "complete",
     }  # fmt: skip
     assert data["complete"] is True
     assert set(data["machine"]) == {"device", "name", "threads", "copy_gb_s"}
@@ -150,7 +151,9 @@ def test_peers_that_are_there_and_that_are_not(run: dict[str, Any]) -> None:
 def test_piped_output_is_plain_and_tells_as_it_goes(run: dict[str, Any]) -> None:
     assert "\x1b" not in run["said"]
     against = r"([\d.]+ x|disturbed)"
-    expected = rf"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, fusedadam-8bit {against}, torch-fused {against}"
+    expected = (
+        rf"\[1 of 2\] AdamW on tiny.pt, float32: ours [\d.]+ ms, fusedadam-16bit {against}, fusedadam-8bit {against}"
+    )
     assert re.search(expected, run["said"])
     header = next(line for line in run["said"].splitlines() if line.startswith("optimizer"))
     assert re.split(r"\s{2,}", header)[1:] == [
@@ -182,7 +185,7 @@ def test_the_picture_is_a_png(run: dict[str, Any]) -> None:
 def test_on_a_terminal_there_is_a_bar_and_ctrl_c_leaves_nothing_broken(folder: Path) -> None:
     pytest.importorskip("rich")
     out = folder / "stopped"
-    arguments = ["--quick", "--from", str(folder / "tiny.pt"), "--device", "cpu", "--output", str(out)]
+    arguments = ["--turns", "2", "--from", str(folder / "tiny.pt"), "--device", "cpu", "--output", str(out)]
     code, screen = in_terminal([*COMMAND, "bench", *arguments], lambda seen: "AdamW on tiny.pt, float32: ours" in seen)
     assert code == 130
     assert "\x1b[" in screen
@@ -219,6 +222,30 @@ def test_wrong_options_are_refused_before_anything_is_measured(
         command_line.main(["bench", *options])
     assert refused.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_quick_ends_in_time_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of optimizers that take 8 seconds each, a third one would end after 24."""
+    clock = 0.0
+
+    def slow(*_: Any) -> dict[str, Measured]:
+        nonlocal clock
+        clock += 8.0
+        return {"fusedadam": Measured([1.0], [1.0])}
+
+    monkeypatch.setattr(module, "look", lambda device: MACHINE)
+    monkeypatch.setattr(module, "measure", slow)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock)
+    chosen = ["--optimizers", "AdamW", "Lion", "SGD", "NAdam", "--device", "cpu", "--output", str(tmp_path)]
+    assert module.main(["--quick", *chosen]) == 0
+    said = capsys.readouterr().out
+    assert "No time was left for SGD on gpt in float32, NAdam on gpt in float32." in said
+    assert "It took 16 seconds." in said
+    assert "No time was left for SGD" in (tmp_path / "bench.html").read_text(encoding="utf-8")
+    assert module.main(chosen) == 0
+    assert "No time was left" not in capsys.readouterr().out
 
 
 def test_a_device_that_fails_is_said_in_a_sentence(monkeypatch, capsys, tmp_path) -> None:

@@ -27,17 +27,19 @@ import torch
 import fusedadam
 from fusedadam.cli import charts, contestants, display, frame
 from fusedadam.cli.bench import report
-from fusedadam.cli.bench.options import parse
+from fusedadam.cli.bench.options import QUICK_SECONDS, parse
 from fusedadam.cli.bench.page import page, png
 from fusedadam.cli.bench.report import Report, Set
 from fusedadam.cli.display import say
 from fusedadam.cli.harness.contestant import Make
-from fusedadam.cli.harness.measure import Conditions, measure, room
+from fusedadam.cli.harness.measure import LONGEST, Conditions, measure, room
 from fusedadam.cli.harness.shapes import Shape, parameters, shrunk
 from fusedadam.cli.harness.timing import Timer, large_copy
 
 LONGEST_MS, QUICK_LONGEST_MS = 8.0, 4.0  # of a step of AdamW at the speed of a copy: sets are scaled down to it
 BYTES_EACH = 28  # that AdamW moves in float32, to guess times
+TURNS, QUICK_TURNS = LONGEST, 2.0  # seconds after which no further turn of an optimizer and its peers begins
+LAST_BEGIN = 0.75  # of the time of --quick: an optimizer that begins later would end too late
 DIVISORS = (1, 2, 4, 8, 16, 32)
 FEWEST_AT_ONCE = 2
 
@@ -73,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(options: argparse.Namespace, found: Report) -> None:
     """Measures, and adds results to the report as they come."""
-    machine = found.machine
-    conditions = Conditions(options.device, options.pace, free_bytes(options.device), True, options.limit)
+    machine, began = found.machine, time.perf_counter()
+    turns = QUICK_TURNS if options.quick else TURNS
+    conditions = Conditions(options.device, options.pace, free_bytes(options.device), True, options.limit, turns)
     longest = QUICK_LONGEST_MS if options.quick else LONGEST_MS
     widest = max(options.dtypes, key=lambda dtype: getattr(torch, dtype).itemsize)
     speed = machine["copy_gb_s"]
@@ -89,7 +92,10 @@ def run(options: argparse.Namespace, found: Report) -> None:
     makes = _makes(options, found)
     cases = [(*sized, dtype, name) for sized in sets for dtype in options.dtypes for name in options.optimizers]
     with display.progress(len(cases), lines=len(cases)) as progress:
-        for described, shapes, dtype, name in cases:
+        for k, (described, shapes, dtype, name) in enumerate(cases):
+            if options.quick and k and time.perf_counter() - began > LAST_BEGIN * QUICK_SECONDS:
+                found.left_out = [f"{left} on {own.name} in {kind}" for own, _, kind, left in cases[k:]]
+                break
             progress.begin(f"starting, compiling and measuring {name} on {described.name}, {dtype}")
             contesting = makes[name, dtype]
             beside = contestants.beside(name, contesting)

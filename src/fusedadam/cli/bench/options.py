@@ -17,6 +17,7 @@ from fusedadam.cli.harness.timing import Pace
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MEASURED_BY_DEFAULT = [name for name, entry in CATALOG.items() if entry.core]  # all would take three times as long
 FULL, QUICK = Pace(turns=7, seconds=0.06), Pace(turns=3, seconds=0.03)
+QUICK_SECONDS = 20
 DESCRIPTION = (
     "Measures how fast a step is on this machine, ours and its peers'. Each runs in its own process, and they take "
     "turns. Turns that other programs disturb do not count, and where most are, there is no ratio: stop other programs "
@@ -24,7 +25,7 @@ DESCRIPTION = (
     "optimizer, set and dtype."
 )
 EXAMPLES = {
-    "--quick": "about 20 seconds",
+    "--quick": f"as many optimizers as fit into about {QUICK_SECONDS} seconds",
     "--shapes llama --dtypes float32 bfloat16": "the shapes of a 7B Llama",
     "--optimizers AdamW AdamP --dtypes bfloat16": "with storage=: bytes against time",
     "--from model.safetensors --optimizers AdamW AdamP": "the shapes of your model",
@@ -50,7 +51,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="shapes of a checkpoint (.pt, .safetensors) or of a Hugging Face config.json")  # fmt: skip
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
         help=f"{', '.join(DTYPES)} (default: float32)")  # fmt: skip
-    add("--quick", action="store_true", help="one set, one peer each, fewer turns: 20 seconds on a CPU")
+    add("--quick", action="store_true",
+        help=f"one set, one peer each, fewer turns, and only what fits into {QUICK_SECONDS} seconds, or one optimizer: "
+        "the first run also compiles")  # fmt: skip
     add("--scale", type=frame.whole(1), metavar="N",
         help="divide widths by N; 1 means real sizes (default: what suits this machine)")  # fmt: skip
     add("--turns", type=frame.whole(1), metavar="N", help=f"default: {FULL.turns}, with --quick {QUICK.turns}")

@@ -123,6 +123,7 @@ class Report:
     sets: list[Set] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # for which --quick had no time
     seconds: float = 0.0
     complete: bool = False
 
@@ -143,6 +144,9 @@ class Report:
 
     def notes(self) -> Iterator[str]:
         """What to know before reading the figures."""
+        if self.left_out:
+            left_out = ", ".join(self.left_out)
+            yield f"No time was left for {left_out}. Name an optimizer (--optimizers), or leave out --quick."
         for text in dict.fromkeys(r.note for r in self.results if r.note):
             yield f"{', '.join(dict.fromkeys(r.by for r in self.results if r.note == text))}: {text}"
         for why in dict.fromkeys(one.why for one in self.absent):
