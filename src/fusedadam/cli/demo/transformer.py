@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,8 @@ def _small_weights(module: nn.Module) -> None:
 
 
 def standard_library(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
-    """The first ``limit`` bytes of the standard library's modules, sorted by name; a tenth is for validation."""
+    """The first ``limit`` bytes of the standard library's modules, their lines shuffled, always in the same order: what
+    a batch contains does not depend on its module. A tenth is for validation."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -80,7 +82,9 @@ def standard_library(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
             break
     if len(text) < limit // 10:
         raise RuntimeError(f"the demo trains on Python's standard library, but {folder} has hardly any source files")
-    tokens = torch.frombuffer(text, dtype=torch.uint8)[:limit].long()
+    lines = [line for line in text[:limit].splitlines(keepends=True) if len(set(line)) > 5]  # not blank, no ruler
+    random.Random(0).shuffle(lines)
+    tokens = torch.frombuffer(bytearray().join(lines), dtype=torch.uint8).long()
     border = len(tokens) * 9 // 10
     return tokens[:border], tokens[border:]
 
