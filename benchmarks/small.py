@@ -30,7 +30,7 @@ from peers import Make, capturable, scaled, scheduled, torch_fused, with_tensor_
 
 from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
 from fusedadam.cli import charts
-from fusedadam.cli.demo import ON_CPU, ON_GPU
+from fusedadam.cli.demo.plan import ON_CPU, ON_GPU
 from fusedadam.cli.demo.transformer import ASCII, TinyTransformer
 from fusedadam.cli.frame import device_name
 from fusedadam.cli.harness.timing import Step, parameters_with_gradients, waiting_for

@@ -1,5 +1,6 @@
 """`fusedadam demo`: trains a small transformer with these optimizers and with their peers, side by side.
 
+plan.py          how large a model, how many optimizers and how many steps fit into the time
 transformer.py   the model and its text
 training.py      the optimizers, each training its own copy of the model; one of them in 8 bits, beside float32
 speed.py         how long their steps take, measured alone
@@ -25,14 +26,12 @@ from fusedadam import AdamP
 from fusedadam.cli import charts, display, frame
 from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.picture import Pairs, Twins
+from fusedadam.cli.demo.plan import SECONDS, STEPS, fitting
 from fusedadam.cli.demo.speed import Speed, compare, pass_ms
-from fusedadam.cli.demo.training import OPTIMIZERS, OPTIONS, STORED, TWIN, Training, train
-from fusedadam.cli.demo.transformer import Size, TinyTransformer, even_windows, random_windows, standard_library
+from fusedadam.cli.demo.training import STORED, Training, optimizers_on, train
+from fusedadam.cli.demo.transformer import TinyTransformer, even_windows, random_windows, standard_library
 from fusedadam.cli.display import room, say
 
-STEPS, SECONDS = 150, 55
-ON_CPU = Size(width=192, heads=4, layers=4, context=32, batch=4)
-ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 VALIDATION_WINDOWS = 128
 NOT_COMPARED = "disturbed"
 ENOUGH = 20  # steps after which losses can be compared
@@ -54,52 +53,62 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     # some virtual machines announce AMX and do not have it: torch's bfloat16 products would die with SIGILL
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     device: torch.device = options.device
-    size = ON_CPU if device.type == "cpu" else ON_GPU
+    name, threads = frame.device_name(device), torch.get_num_threads()
+    say(f"Device: {device} on {name}, torch {torch.__version__}, {threads} threads")
+    say("Compiling kernels, which is done once, and timing first steps ...")
+    size, optimizers, steps, limit = fitting(device, options.steps)
+    if torch.get_num_threads() < threads:
+        say(f"Other programs are using the cores, so everything runs on 1 thread instead of {threads}.")
+    compiled = time.perf_counter() - began
+
     torch.manual_seed(options.seed)
     model, (text, held_out_text) = TinyTransformer(size), standard_library()
     parameters = sum(p.numel() for p in model.parameters())
-    name = frame.device_name(device)
-    say(f"Device: {device} on {name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     say(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
-    say(f"Text: {len(text) / 1e6:.1f} MB of the source of Python's standard library")
+    say(f"Text: {len(text) / 1e6:.1f} MB of Python's standard library, its lines shuffled")
     say(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
-    if len(OPTIMIZERS) < 2 * len(OPTIONS):
+    every = dict(optimizers_on(device))
+    if "AdamP" not in every:
         say("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
-    steps, seconds = (STEPS, float(SECONDS)) if options.steps is None else (options.steps, float("inf"))
     batches = (random_windows(text, size, generator).to(device) for _ in range(steps))
-    trainings = [Training(name, by, model, device, steps) for name, by in (*OPTIMIZERS, STORED)]
+    trainings = [Training(name, by, model, device, steps) for name, by in (*optimizers, STORED)]
     print(flush=True)
-    done = train(trainings, batches, steps, seconds)
-    if done < steps:
-        say(f"Stopped after {done} steps and {SECONDS} seconds. To take all {steps}: {COMMAND} --steps {steps}")
+    done = train(trainings, batches, steps, limit)
+    trained = {training.name.split()[-1] for training in trainings}
+    left_out = [optimizer for optimizer in every if optimizer not in trained]
+    if left_out or (done < STEPS and options.steps is None):
+        without = f" without {', '.join(left_out)}" if left_out else ""
+        say(f"{done} steps{without} fitted into {SECONDS} seconds. For {STEPS} of all: {COMMAND} --steps {STEPS}")
 
     held_out = even_windows(held_out_text, size, VALIDATION_WINDOWS).to(device)
     results = [training.result(held_out) for training in trainings]
     adamp = next((t.optimizer for t in trainings if isinstance(t.optimizer, AdamP)), None)
     projected = {} if adamp is None else dict(Counter(adamp.projections().values()))  # of the last training step
     *compared, stored = results
-    pairs, twins = list(zip(compared[1::2], compared[::2], strict=True)), (results[OPTIMIZERS.index(TWIN)], stored)
+    pairs, twins = list(zip(compared[1::2], compared[::2], strict=True)), (compared[1], stored)
     say("\nTiming their steps alone ...")
-    peers, ours, last = trainings[:-1:2], trainings[1:-1:2], trainings[-1]
+    peers, ours = trainings[:-1:2], trainings[1:-1:2]
     speeds = [compare(own, peer, device) for own, peer in zip(ours, peers, strict=True)]
-    twin = compare(last, trainings[OPTIMIZERS.index(TWIN)], device)
+    twin = compare(trainings[-1], ours[0], device)
     passed = pass_ms(trainings[0], random_windows(text, size, generator).to(device), device)
     report(pairs, speeds, passed, done, projected)
     report_storage(twins, twin)
-    where = f"a transformer of {parameters / 1e6:.1f}M parameters on {name}"
-    draw(pairs, speeds, twins, passed, f"Each optimizer and its baseline: {done} steps of {where}", options.output)
+    where = f"{done} steps of a transformer of {parameters / 1e6:.1f}M parameters on {name}"
+    draw(pairs, [*speeds, twin], twins, passed, f"Each optimizer and its baseline: {where}", options.output)
     seconds = time.perf_counter() - began
-    say(f"The demo took {seconds:.0f} seconds.")
+    say(f"The demo took {seconds:.0f} seconds, {compiled:.0f} of them to compile and to time first steps.")
     return {
-        "version": 4,
+        "version": 5,
         "device": str(device),
         "name": name,
         "torch": torch.__version__,
         "fusedadam": fusedadam.__version__,
         "parameters": parameters,
+        "threads": torch.get_num_threads(),
         "steps": done,
+        "left_out": left_out,
         "seed": options.seed,
         "results": [dataclasses.asdict(result) for result in results],
         "speeds": {ours.name: dataclasses.asdict(speed) for (ours, _), speed in zip(pairs, speeds, strict=True)},
@@ -137,8 +146,8 @@ def report(
         say(f"A forward and backward pass takes {passed:.1f} ms.")
     if passed is None or any(speed.ratio is None for speed in speeds):
         say(
-            f"{NOT_COMPARED}: in most turns other programs kept a step waiting for a core or for the device. A ratio "
-            "would say nothing: stop them and run the demo again."
+            f"{NOT_COMPARED}: in most turns other programs kept a step waiting for a core or for the device. The times "
+            "are those of the fastest turns. For a ratio, stop these programs and run the demo again."
         )
     apart = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
     if steps < ENOUGH:
@@ -171,10 +180,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = frame.parser(
         "demo",
         "Trains a small transformer with these optimizers and with their peers, side by side.",
-        {"": "about a minute", "--steps 1000 --output gain.png": "longer, for a clearer picture"},
+        {
+            "": "about a minute, more if kernels are compiled first",
+            "--steps 1000 --output gain.png": "longer, for a clearer picture",
+        },
     )
     parser.add_argument("--steps", type=frame.whole(2, " (the first step only warms up)"),
-                        help=f"default: {STEPS}, or as many as fit into {SECONDS} seconds")  # fmt: skip
+                        help=f"of all optimizers (default: {STEPS}, or what fits into {SECONDS} seconds)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
     parser.add_device()
     parser.add_argument("--output", type=_picture, default="fusedadam-demo.png", metavar="FILE",

@@ -6,17 +6,18 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusedadam.cli import charts
+from fusedadam.cli import charts, contestants
+from fusedadam.cli.bench.report import number
 from fusedadam.cli.demo.speed import Speed
-from fusedadam.cli.demo.training import Result
+from fusedadam.cli.demo.training import SMOOTHING, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BROAD: dict[str, Any] = {"linewidth": 4, "alpha": 0.45, "color": charts.OURS}
 THIN: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (3, 2)), "color": charts.INK}
-SMOOTHING = 12  # windows of this fraction of a training are averaged
-DISTURBED = "disturbed by other programs"
+HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": charts.PAPER, "linewidth": 0}
+DISTURBED = "\n(hatched: other programs disturbed most turns; these are the fastest)"
 Pairs = Sequence[tuple[Result, Result]]  # ours and its peer
 Twins = tuple[Result, Result]  # in float32, and with ``storage=``
 
@@ -31,7 +32,7 @@ def png(pairs: Pairs, speeds: Sequence[Speed], twins: Twins, pass_ms: float | No
     below = rows[1].subgridspec(1, 2)
     memory, times = (made.add_subplot(below[k]) for k in (0, 1))
     _memory(memory, twins)
-    _times(times, pairs, speeds, pass_ms)
+    _times(times, [*pairs, twins[::-1]], speeds, pass_ms)
     for axes in (first, memory):
         axes.set_ylabel("training loss, smoothed (nats per byte)")
     return charts.png(made)
@@ -66,21 +67,22 @@ def _curves(axes: Axes, results: Sequence[Result], labels: Sequence[str], headin
 
 
 def _times(axes: Axes, pairs: Pairs, speeds: Sequence[Speed], pass_ms: float | None) -> None:
-    widest = 100.0
-    for k, ((_, theirs), speed) in enumerate(zip(pairs, speeds, strict=True)):
-        percent = 100 / speed.ratio if speed.ratio else 0.0
-        widest = max(widest, percent)
-        axes.barh(k - 0.2, 100, height=0.36, color=charts.PEER)
-        axes.barh(k + 0.2, percent, height=0.36, color=charts.OURS)
-        axes.text(1.5, k - 0.2, f"{theirs.name}: {speed.peer_ms:.3g} ms", va="center", fontsize=8.5, color=charts.INK)
-        saved = speed.saved_percent(pass_ms)
+    """Of ours with its peer's, the last one of storage="8bit" with float32's."""
+    percents = [100 * speed.ours_ms / speed.peer_ms for speed in speeds]
+    widest = max(100.0, *percents)
+    for k, ((_, theirs), speed, percent) in enumerate(zip(pairs, speeds, percents, strict=True)):
+        style = HATCHED if speed.ratio is None else {}
+        axes.barh(k - 0.2, 100, height=0.36, color=charts.PEER, **style)
+        axes.barh(k + 0.2, percent, height=0.36, color=charts.OURS, **style)
+        charts.label(axes, 100 + widest * 0.015, k - 0.2, f"{theirs.name}: {number(speed.peer_ms)} ms")
+        saved = speed.saved_percent(pass_ms) if k < len(pairs) - 1 else None
         of_training = "" if saved is None else f", saves {saved:.1f} % of the training time"
-        said = f"{speed.ours_ms:.3g} ms{of_training}" if speed.ratio else DISTURBED
-        charts.label(axes, percent + 1.5, k + 0.2, said)
-    axes.set_yticks(range(len(pairs)), [ours.name.split()[-1] for ours, _ in pairs])
+        charts.label(axes, percent + widest * 0.015, k + 0.2, f"{number(speed.ours_ms)} ms{of_training}")
+    labels = [ours.name.removeprefix(contestants.OURS).lstrip("- ") for ours, _ in pairs]
+    axes.set_yticks(range(len(pairs)), labels)
     axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_xlim(0, widest + 80)
-    axes.set_xticks([0, 25, 50, 75, 100])
+    axes.set_xlim(0, 1.8 * widest)
     axes.set_xlabel("time of an optimizer step, % of the peer's (grey)")
-    charts.titled(axes, "Time: a step of the optimizer, alone")
+    disturbed = any(speed.ratio is None for speed in speeds)
+    charts.titled(axes, "Time: a step of the optimizer, alone" + DISTURBED * disturbed)
     axes.tick_params(axis="y", length=0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from fusedadam.catalog import CATALOG
 from fusedadam.cli import contestants, display
@@ -28,7 +30,17 @@ OPTIONS = {name: dict(entry.usual) for name, entry in CATALOG.items() if entry.c
 OPTIONS["BertAdam"] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
 # Each of ours comes after its peer, the first one that is installed; without a peer it is left out.
 OPTIMIZERS = [(name, by) for name in OPTIONS if (peer := contestants.first_peer(name)) for by in (peer, OURS)]
-STORED, TWIN = ("AdamW", "fusedadam-8bit"), ("AdamW", OURS)  # a bfloat16 model beside one in float32
+STORED = ("AdamW", "fusedadam-8bit")  # a bfloat16 model beside AdamW's in float32
+CLIPPED, MAX_GRAD_NORM = "AdamW+clipping", 1.0
+FEWEST = 40  # steps that make a curve
+SMOOTHING = 8  # losses are averaged over this fraction of the steps
+Named = tuple[str, str]  # an optimizer, and by whom
+
+
+def optimizers_on(device: torch.device) -> list[Named]:
+    """AdamW comes first. On a GPU, clipping in the step takes the place of Adam, which costs what AdamW does."""
+    shown = {} if device.type == "cpu" else {"Adam": CLIPPED}
+    return [(shown.get(name, name), by) for name, by in OPTIMIZERS]
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,18 @@ class Training:
         self.name = f"{by} {optimizer}"
         self.model = copy.deepcopy(model).to(device, torch.bfloat16 if by in contestants.PRESETS else None)
         self.params = list(self.model.parameters())
-        self.optimizer = contestants.make(optimizer, by, self.params, OPTIONS[optimizer])
+        kind, _, clipped = optimizer.partition("+")
+        clipping = {"max_grad_norm": MAX_GRAD_NORM} if clipped and by == OURS else {}
+        self.optimizer = contestants.make(kind, by, self.params, {**OPTIONS[kind], **clipping})
+        if clipped and by != OURS:
+            self.optimizer.register_step_pre_hook(self._clip)
         if by in contestants.PRESETS:  # with the low-order bits: all start from the same weights
             self.optimizer.load_float32_state_dict(self.model, model.state_dict())
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: lr_factor(done, steps))
         self.losses: list[float] = []
+
+    def _clip(self, *_: object) -> None:
+        clip_grad_norm_(self.params, MAX_GRAD_NORM)
 
     def step(self, windows: Tensor) -> float:
         self.optimizer.zero_grad()
@@ -81,23 +100,30 @@ def lr_factor(done: int, steps: int) -> float:
     return min(1.0, (done + 1) / max(1, steps // 12)) * (1 - done / steps)
 
 
-def train(trainings: Sequence[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
-    """Trains until batches or ``seconds`` are used up, and returns the number of steps. Each of ours follows its peer;
-    a last one without a peer is not shown meanwhile."""
-    now, done = time.perf_counter(), 0
-    end, left, turn_length = now + seconds, iter(batches), 1
-    ours = [training.name.split()[-1] for training in trainings[1::2]]
-    print(f"Training loss, peer/ours: {', '.join(ours)}", flush=True)
+def train(trainings: list[Training], batches: Iterable[Tensor], steps: int, seconds: float) -> int:
+    """Trains until batches or ``seconds`` are used up, and returns the number of steps.
+
+    Each of ours follows its peer; a last one without a peer is not shown meanwhile. If at half time ``FEWEST`` steps
+    of all do not fit, the last pairs are given up, but not the first.
+    """
+    began, done, taken, turn_length, left = time.perf_counter(), 0, 0, 1, iter(batches)
+    names = [training.name.split()[-1] for training in trainings[1::2]]
+    print(f"Training loss, smoothed, peer/ours: {', '.join(names)}", flush=True)
     with display.progress(steps, "steps") as progress:
-        progress.begin("compiling the kernels of the first step")
         while turn := list(itertools.islice(left, turn_length)):
-            began = now
-            losses = [[training.step(windows) for windows in turn] for training in trainings]
-            for each in zip(*losses, strict=True):
-                pairs = zip(each[::2], each[1::2], strict=False)
-                progress.done("  ".join(f"{peer:.3f}/{own:.3f}" for peer, own in pairs))
-            done, now = done + len(turn), time.perf_counter()
-            turn_length = TURN if (now - began) / len(turn) * TURN < LONGEST_TURN else 1
-            if now + (now - began) > end and done >= 2:  # the first one mostly compiles
+            for training in trainings:
+                for windows in turn:
+                    training.step(windows)
+            losses = [statistics.fmean(training.losses[-1 - steps // SMOOTHING :]) for training in trainings]
+            pairs = zip(losses[::2], losses[1::2], strict=False)
+            progress.done(" ".join(f"{peer:.3f}/{own:.3f}" for peer, own in pairs), len(turn))
+            done, taken = done + len(turn), taken + len(turn) * len(trainings)
+            spent = time.perf_counter() - began
+            a_step = spent / taken  # of one training
+            to_go = (FEWEST - done) * a_step
+            while 2 * spent > seconds and spent + to_go * len(trainings) > seconds and len(trainings) > 3:
+                del trainings[-3:-1]
+            turn_length = TURN if TURN * a_step * len(trainings) < LONGEST_TURN else 1
+            if done >= FEWEST and spent + turn_length * a_step * len(trainings) > seconds:
                 break
     return done
