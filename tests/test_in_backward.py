@@ -12,7 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import fusedadam
-from fusedadam import step_in_backward
+from fusedadam import AdamW, step_in_backward
 from tests.contract.common import (
     CLIPPED,
     EVERY_PLAIN,
@@ -491,3 +491,31 @@ def test_what_the_errors_advise_works():
     fails_in_backward(model, optimizer, 1)
     optimizer.step()  # or go on without the rest of the gradients
     train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_a_parameter_follows_the_group_that_has_it_now(in_backward):
+    """It kept the options of the group that had it in the first step."""
+    model = torch.nn.Linear(4, 3)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.0}]
+    optimizer = step_in_backward(model, lambda _: AdamW(groups)) if in_backward else AdamW(groups)
+    before = model.bias.detach().clone()
+    for moved in (False, True):
+        if moved:
+            first, second = optimizer.param_groups
+            first["params"], second["params"] = [model.weight, model.bias], []
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(model.bias, before) != moved
+
+
+def test_a_parameter_that_no_group_has_is_left_alone():
+    model = torch.nn.Linear(4, 4)
+    optimizer = step_in_backward(model, AdamW)
+    optimizer.param_groups[0]["params"] = [model.weight]
+    before = model.bias.detach().clone()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.bias, before)
+    assert model.bias.grad is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fusedadam
 from fusedadam.catalog import CATALOG
 
 RECORDED = Path(__file__).with_name("signatures.txt")
@@ -61,3 +62,15 @@ def test_an_argument_that_it_does_not_have(cls, name):
         return
     with pytest.raises(TypeError, match=rf"^{cls.__name__}.__init__\(\) got an unexpected keyword argument '{name}'"):
         cls([torch.nn.Parameter(torch.ones(2))], **{name: True})
+
+
+def test_a_mixin_between_a_class_and_its_base_is_initialized():
+    class Log(fusedadam.FusedOptimizer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.log = [options["lr"]]
+
+    class LoggedAdam(fusedadam.Adam, Log):
+        pass
+
+    assert LoggedAdam([torch.nn.Parameter(torch.ones(2))], 0.5).log == [0.5]

@@ -106,7 +106,7 @@ class InBackward:
 
     def __init__(self, params: list[Tensor]) -> None:
         self.steppers: dict[Tensor, Stepper] = {}
-        self._groups: dict[Tensor, Group] = {}
+        self._places: dict[Tensor, tuple[int, int]] = {}  # the group of each parameter, and where it is there
         self._updated: set[Tensor] = set()  # since the last call of optimizer.step()
         self._params = [param for param in params if param.requires_grad]
         self._remove_hooks: Callable[[], Any] | None = None
@@ -135,6 +135,9 @@ class InBackward:
 
     @torch.no_grad()
     def step(self, optimizer: FusedOptimizer, param: Tensor) -> None:
+        group = self._group_of(optimizer, param)
+        if group is None:
+            return
         optimizer._check_may_step()
         if param in self._updated:
             raise RuntimeError(
@@ -143,7 +146,7 @@ class InBackward:
                 "shared block; call optimizer.step() after every backward(), or, after one that failed, "
                 "optimizer.zero_grad(); checkpoint with use_reentrant=False"
             )
-        targets = Targets([self._group_of(optimizer, param)], [[param]], {param: optimizer.state[param]})
+        targets = Targets([group], [[param]], {param: optimizer.state[param]})
         copies = optimizer._copies
         stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer), copies))
         options = stepper.read(targets.groups)
@@ -183,12 +186,16 @@ class InBackward:
         plans = [(self.steppers[param].last_plan, [k]) for k, param in enumerate(params) if param in self.steppers]
         return [(plan, index) for plan, index in plans if plan is not None]
 
-    def _group_of(self, optimizer: FusedOptimizer, param: Tensor) -> Group:
+    def _group_of(self, optimizer: FusedOptimizer, param: Tensor) -> Group | None:
+        """The group that has it now; None if it was taken out. Most often it is where it was."""
         groups = optimizer.param_groups
-        known = self._groups.get(param)
-        if known is None or not any(group is known for group in groups):
-            self._groups[param] = next(g for g in groups if any(p is param for p in g["params"]))
-        return self._groups[param]
+        k, at = self._places.get(param, (0, 0))
+        if not (k < len(groups) and at < len(groups[k]["params"]) and groups[k]["params"][at] is param):
+            places = [(k, at) for k, g in enumerate(groups) for at, p in enumerate(g["params"]) if p is param]
+            if not places:
+                return None
+            k, at = self._places[param] = places[0]
+        return groups[k]
 
 
 def _check(stepper: Stepper, targets: Targets, options: Options) -> None:

@@ -52,12 +52,16 @@ def test_dtypes_may_be_named_as_configuration_files_do(name):
     first, second = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
     optimizer = fusedadam.EmaAdamW([first], state_dtype=name, ema_dtype="float64")
     optimizer.add_param_group({"params": [second], "state_dtype": "float16"})
-    assert [group["state_dtype"] for group in optimizer.param_groups] == [torch.float32, torch.float16]
     for param, dtype in ((first, torch.float32), (second, torch.float16)):
         param.grad = torch.ones_like(param)
         optimizer.step()
         assert optimizer.state[param]["exp_avg"].dtype == dtype
         assert optimizer.state[param]["ema_params"].dtype == torch.float64
+    again = fusedadam.EmaAdamW([torch.nn.Parameter(p.detach().clone()) for p in (first, second)])
+    again.param_groups[0]["state_dtype"] = name  # later, too
+    again.param_groups[0]["params"][0].grad = torch.ones_like(first)
+    again.step()
+    assert again.state[again.param_groups[0]["params"][0]]["exp_avg"].dtype == torch.float32
     for wrong in ("float31", "nn", "bf16"):
         with pytest.raises((TypeError, ValueError), match=r"state_dtype="):
             fusedadam.AdamW([first], state_dtype=wrong)

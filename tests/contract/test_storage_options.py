@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 
 import pytest
@@ -198,3 +199,14 @@ def test_a_checkpoint_that_creates_states_begins_them_at_one():
     state_dict = get_optimizer_state_dict(model, optimizer)
     assert torch.equal(state_dict["state"]["weight"]["square_avg"], torch.ones(3, 4))
     assert float(state_dict["state"]["weight"]["step"]) == 0
+
+
+def test_a_mapping_that_changes_in_place_is_noticed():
+    param = torch.nn.Parameter(torch.ones(64, 64))
+    kept = collections.UserDict({"exp_avg": "bf16"})
+    optimizer = AdamW([param], storage=kept)
+    for wanted, dtype in (("bf16", BF16), ("float32", F32)):
+        kept["exp_avg"] = wanted
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert optimizer.state[param]["exp_avg"].dtype == dtype

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import fusedadam
 from fusedadam import compat
@@ -447,3 +447,16 @@ def test_step_in_backward():
     for mine, theirs in zip(*ends, strict=True):
         assert {*mine} == {*theirs}
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+
+
+@on("two")
+def test_a_dtensor_of_channels_last_is_kept_exactly():
+    """Its shards may be stored in any order: blocks would be declared along channels, and run along rows."""
+    weight = values(99, (64, 32, 3, 3)).to(memory_format=torch.channels_last)
+    param = torch.nn.Parameter(distribute_tensor(weight, mesh_of(2), [S0]))
+    opt = fusedadam.AdamW([param], storage="8bit")
+    alone = fusedadam.AdamW([single := torch.nn.Parameter(weight.clone())], storage="exact")
+    for each, p in ((opt, param), (alone, single)):
+        go(each, [p], range(2))
+    assert "exp_avg" in opt.state[param]
+    assert torch.equal(whole(param), single)

@@ -148,6 +148,7 @@ def seed(name: str, value: Any) -> None:
 
 
 def storage_dtype(name: str, value: Any) -> None:
+    value = named_dtype(value)
     if value is not None and not isinstance(value, torch.dtype):
         raise TypeError(f"{name}={value!r} must be a torch.dtype, its name, or None")
     if value is not None and value not in FORMAT_OF_DTYPE:

@@ -82,7 +82,6 @@ class FusedOptimizer(Reports):
         if not hasattr(self, "rule"):
             raise TypeError(f"{type(self).__name__} has no rule; set rule = ... in the class")
         self._is_under_zero = wrappers.zero_creates_optimizer()
-        options |= self._named_dtypes(options)
         self.check(options)  # before params, as in torch
         class_checks.check_options(type(self), options)
         checks.iterable_of_parameters("params", params)
@@ -108,12 +107,6 @@ class FusedOptimizer(Reports):
             raise RuntimeError("foreach=True and fused=True exclude each other; every step is fused, so leave them out")
 
     @classmethod
-    def _named_dtypes(cls, group: Group) -> Group:
-        """The dtypes that a group has by their names."""
-        names = (name for name, check in cls.options.items() if check is checks.storage_dtype)
-        return {name: checks.named_dtype(group[name]) for name in names if isinstance(group.get(name), str)}
-
-    @classmethod
     def value(cls, group: Group, name: str) -> Any:
         """A flag or hyper-parameter of the rule, as a group's options give it."""
         if name in cls.fixed:
@@ -135,7 +128,6 @@ class FusedOptimizer(Reports):
             if isinstance(param_group, dict):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
-                param_group |= self._named_dtypes(param_group)
                 self.check({**self.defaults, **param_group})
                 class_checks.check_effects(type(self), {**self.defaults, **param_group})
             count = len(self.param_groups)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_type_hints
 
 import torch
 
-from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import Backend
 from fusedadam.contract.storage import Storage
 
@@ -62,6 +61,14 @@ DEFAULTS: Common = {
 }  # fmt: skip
 
 
+def _next_init(cls: type, init: Any) -> Callable[..., None]:
+    """What ``super().__init__`` is in ``init``: a mixin's, or the base class's. Others that ``takes`` has made would
+    pass on the same, and are left out."""
+    inits = [base.__dict__["__init__"] for base in cls.__mro__ if "__init__" in base.__dict__]
+    later = inits[inits.index(init) + 1 :]
+    return next(each for each in later if not getattr(each, "passes_on", False))  # type: ignore[no-any-return]
+
+
 def takes(common: Any) -> Callable[[Init], Init]:
     """Decorates an ``__init__`` that ends in ``**common: Unpack[T]``; ``common`` is that T. Fills in the defaults, and
     shows the whole signature. After the function, which may refuse arguments, all are passed on to the base class."""
@@ -86,9 +93,10 @@ def takes(common: Any) -> Callable[[Init], Init]:
             init(self, *args, **{**defaults, **options})
             given = whole.bind(self, *args, **options)
             given.apply_defaults()
-            FusedOptimizer.__init__(**given.arguments)
+            _next_init(type(self), made)(**given.arguments)
 
         made: Any = with_defaults
+        made.passes_on = True
         made.__signature__ = whole
         made.__annotations__ = {name: t for name, t in init.__annotations__.items() if name != rest.name} | types
         return made  # type: ignore[no-any-return]

@@ -77,15 +77,19 @@ class State:
             shape = shape_in(self.by, local_shape(param))
             empty = torch.empty(shape, dtype=self.dtype_of(here, group), device=here.device)
         else:
-            dtype = None if here.is_complex() else group.get(self.dtype_option)
+            dtype = None if here.is_complex() else self.dtype_in(group)
             empty = torch.empty_like(here, dtype=dtype, requires_grad=False)
         if self.initial == "param":
             return with_local(param, empty.copy_(here))
         return with_local_in(self.by, param, empty.fill_(1.0 if self.initial == "one" else 0.0))
 
+    def dtype_in(self, group: Group) -> torch.dtype | None:
+        """The dtype that the option names, if it does."""
+        return checks.named_dtype(group.get(self.dtype_option))  # type: ignore[no-any-return]
+
     def dtype_of(self, param: Tensor, group: Group) -> torch.dtype:
         """By tensor at least float32: it costs nothing."""
-        dtype = group.get(self.dtype_option) or part_dtype(param.dtype)
+        dtype = self.dtype_in(group) or part_dtype(param.dtype)
         return torch.promote_types(dtype, torch.float32) if self.by == "tensor" else dtype
 
 

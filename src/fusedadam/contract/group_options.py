@@ -169,7 +169,7 @@ def _value(name: str, value: Any) -> Any:
     """An option as it is now: a tensor by its value, unless reading it would wait for a device."""
     if isinstance(value, (list, tuple)):
         return tuple(_value("", each) for each in value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
         return value if name in MAY_BE_ON_DEVICE and is_on_device(value) else value.item()
@@ -193,4 +193,4 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _is_mutable(value: Any) -> bool:
-    return isinstance(value, (Tensor, list, dict)) or (isinstance(value, tuple) and any(map(_is_mutable, value)))
+    return isinstance(value, (Tensor, list, Mapping)) or (isinstance(value, tuple) and any(map(_is_mutable, value)))

@@ -15,8 +15,16 @@ from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, Format, names_in
 from fusedadam.formats.tensors import from_bytes, in_bytes, join_low, load, split_of, store
 from fusedadam.tensors.complex_numbers import part_dtype
 from fusedadam.tensors.factored import shape_in
-from fusedadam.tensors.layout import block_shape, is_channels_last, ordered_strides
-from fusedadam.tensors.shards import local, local_shape, sharded_blocks, with_local, with_shape
+from fusedadam.tensors.layout import ordered_strides, row_major_strides
+from fusedadam.tensors.shards import (
+    is_dtensor,
+    local,
+    local_block_shape,
+    local_shape,
+    sharded_blocks,
+    with_local,
+    with_shape,
+)
 
 LOW = "param_low"
 
@@ -82,7 +90,7 @@ def new_arrays(
     for name in names_in(role, before) if value is not None else ():
         checks.sharded_as_param(f"state {name!r}", before[name], param, declared.by)
     if fmt is None or declared.by != "element":  # smaller states are plain, in any storage
-        dtype = FORMATS[fmt].arrays[0].dtype if fmt is not None else group.get(declared.dtype_option)
+        dtype = FORMATS[fmt].arrays[0].dtype if fmt is not None else declared.dtype_in(group)
         if dtype is None and value is not None:  # decoded, perhaps to more bits than the parameter has
             dtype = value.dtype
         made = declared.new(param, {**group, declared.dtype_option: dtype})
@@ -125,10 +133,9 @@ def encoded(role: str, param: Tensor, fmt: Format, value: Tensor | None, device:
     arrays = []
     for array in fmt.arrays:
         if array.by == "block":
-            blocks = block_shape(here.shape, is_channels_last(here))
-            arrays.append(torch.zeros(blocks, dtype=array.dtype, device=device))
+            arrays.append(torch.zeros(local_block_shape(param), dtype=array.dtype, device=device))
         elif fmt.is_deferred:
-            strides = ordered_strides(here)
+            strides = row_major_strides(here) if is_dtensor(param) else ordered_strides(here)
             arrays.append(torch.empty_strided(here.shape, strides, dtype=array.dtype, device=device).zero_())
         else:
             arrays.append(torch.zeros_like(here, dtype=array.dtype, device=device, requires_grad=False))
@@ -163,7 +170,7 @@ def loaded_as(
             )
         for name in fmt.array_names(role):
             del converted[name]
-        plain = FORMAT_OF_DTYPE[group.get(states[role].dtype_option) or value.dtype]  # as new_arrays decides
+        plain = FORMAT_OF_DTYPE[states[role].dtype_in(group) or value.dtype]  # as new_arrays decides
         converted |= encoded(role, param, wanted or FORMATS[plain], value, value.device)
     if LOW in converted:
         wanted_low = FORMATS[formats["param"]] if "param" in formats else None

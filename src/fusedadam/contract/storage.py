@@ -21,7 +21,7 @@ from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Format
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.layout import PER_BLOCK, is_channels_last, is_row_major
-from fusedadam.tensors.shards import cuts_blocks
+from fusedadam.tensors.shards import cuts_blocks, is_dtensor
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -135,8 +135,8 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
     if any(FORMATS[fmt].by_block for fmt in formats.values()) and cuts_blocks(param):
         raise RuntimeError(
             f"a DTensor of shape {tuple(param.shape)} is sharded within blocks of {PER_BLOCK} neighbors that share an "
-            f"exponent; shard it along dimension 0, or its last dimension into multiples of {PER_BLOCK}, or use "
-            "storage='16bit'"
+            f"exponent; shard it along dimension 0 (a matrix also into multiples of {PER_BLOCK} columns), or put it "
+            "into a group with storage='16bit'"
         )
     return Choice(formats, reasons)
 
@@ -224,7 +224,8 @@ def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -
     if getattr(param, "_fsdp_flattened", False):
         return "flattened by FullyShardedDataParallel"
     by_block, by_rows = any(fmt.by_block for fmt in formats), is_row_major(param)
-    along_channels = by_block and not is_factored and is_channels_last(param)
+    # the shards of a channels_last DTensor may be stored in any order
+    along_channels = by_block and not is_factored and not is_dtensor(param) and is_channels_last(param)
     if not by_rows and not along_channels:
         return "not row-major"
     if not by_block:

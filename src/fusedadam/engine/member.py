@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.layout import dense_strides, ordered_strides, row_major_strides
-from fusedadam.tensors.shards import IndexMap, Sharding, index_map, sharding_of
+from fusedadam.tensors.shards import IndexMap, Sharding, index_map, is_dtensor, sharding_of
 
 if TYPE_CHECKING:
     from fusedadam.engine.backend import Backend
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 Roles: TypeAlias = Mapping[str, Tensor]
 
 
-def strides_for(param: Tensor, formats: Iterable[str], specialized: SpecializedRule) -> tuple[int, ...]:
-    """The strides of a parameter's arrays by element. Factored states count elements row by row; noise and blocks also
-    in the order of channels_last."""
-    if specialized.is_factored:
-        return row_major_strides(param)
-    if any(FORMATS[fmt].is_deferred for fmt in formats):
-        return ordered_strides(param)
-    return dense_strides(param, specialized.by_rows)
+def strides_for(here: Tensor, formats: Iterable[str], specialized: SpecializedRule, is_shard: bool) -> tuple[int, ...]:
+    """The strides of a parameter's arrays by element on this process. Shards and factored states count elements row by
+    row; noise and blocks of a whole parameter also in the order of channels_last."""
+    is_counted = any(FORMATS[fmt].is_deferred for fmt in formats)
+    if specialized.is_factored or (is_counted and is_shard):
+        return row_major_strides(here)
+    return ordered_strides(here) if is_counted else dense_strides(here, specialized.by_rows)
 
 
 @dataclass
@@ -73,7 +72,8 @@ class Member:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """The strides that all arrays by element have, or are copied to."""
-        return strides_for(self.roles["param"], self.formats.values(), self.specialized)
+        is_shard = self.whole is not None and is_dtensor(self.whole)
+        return strides_for(self.roles["param"], self.formats.values(), self.specialized, is_shard)
 
     @property
     def launch_key(self) -> Any:

@@ -25,7 +25,15 @@ from fusedadam.tensors.layout import (
     is_plain,
     row_major_strides,
 )
-from fusedadam.tensors.shards import is_sharded_like, local, local_shape, sharded_blocks, sharding_of
+from fusedadam.tensors.shards import (
+    is_dtensor,
+    is_sharded_like,
+    local,
+    local_block_shape,
+    local_shape,
+    sharded_blocks,
+    sharding_of,
+)
 from fusedadam.tensors.transfer import capturing
 
 StateDict: TypeAlias = dict[str, Any]  # of one parameter, by name
@@ -71,12 +79,12 @@ class Participant:
     @cached_property
     def smaller_shapes(self) -> dict[str, torch.Size]:
         """The local shapes of arrays by block, and of states that leave out dimensions."""
-        spaces, here = self.specialized.rule.spaces, local(self.param)
+        spaces = self.specialized.rule.spaces
         smaller = [role for role in self.specialized.roles if spaces[role] != "element"]
         by_block = [name for name, array in self.arrays.items() if array is not None and array.by == "block"]
         return {
             **{role: shape_in(spaces[role], local_shape(self.param)) for role in smaller},
-            **{name: block_shape(here.shape, is_channels_last(here)) for name in by_block},
+            **{name: local_block_shape(self.param) for name in by_block},
         }
 
     @property
@@ -173,7 +181,7 @@ def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
 def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
     """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's."""
     param = local(p.param)
-    strides = strides_for(param, p.chosen.values(), p.specialized)
+    strides = strides_for(param, p.chosen.values(), p.specialized, is_dtensor(p.param))
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
     for role in p.specialized.roles:
         arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
@@ -181,7 +189,7 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             continue
         kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
         blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
-        kept_otherwise |= any(_runs_otherwise(value, param) for value in blocks)
+        kept_otherwise |= any(_runs_otherwise(value, p.param) for value in blocks)
         if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
             fresh |= p.new_state(role, dict(state))
             continue
@@ -208,8 +216,9 @@ def _is_kept_as(value: Any, array: Array | None) -> bool:
 
 def _runs_otherwise(blocks: Any, param: Tensor) -> bool:
     """Whether an array by block is from before the parameter's memory format was changed, as by model.to()."""
-    now, before = (block_shape(param.shape, is_channels_last(param) == same) for same in (True, False))
-    return isinstance(blocks, Tensor) and local(blocks).shape == before != now
+    if not isinstance(blocks, Tensor) or is_dtensor(param):
+        return False
+    return blocks.shape == block_shape(param.shape, not is_channels_last(param)) != local_block_shape(param)
 
 
 def arrays_of(role: str, fmt: str | None) -> dict[str, Array | None]:

@@ -93,7 +93,13 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
     """``blocks``, (250, 2), with one value for 32 neighbors, as a tensor, (1000, 2), that is sharded like the
     parameter."""
-    return with_shape(param, blocks, block_shape(param.shape, is_channels_last(param)))
+    return with_shape(param, blocks, block_shape(param.shape))
+
+
+def local_block_shape(param: Tensor) -> torch.Size:
+    """The local shape of an array by block: (250, 2). Shards are counted row by row, however they are stored."""
+    here = local(param)
+    return block_shape(here.shape, not is_dtensor(param) and is_channels_last(here))
 
 
 def with_shape(tensor: Tensor, shard: Tensor, shape: Sequence[int], placements: Sequence[Any] | None = None) -> Tensor:
@@ -119,7 +125,7 @@ def cuts_blocks(param: Tensor) -> bool:
     if not is_dtensor(param) or not param.dim():
         return False
     if param.shape[-1] % PER_BLOCK:
-        return any(_shards_along(param, dim) for dim in range(1, param.dim()))
+        return any(count > 1 for dim in range(1, param.dim()) for count, _, _ in _shards_along(param, dim))
     sizes = {int(param.shape[-1])}
     for count, _, placement in _shards_along(param, param.dim() - 1):
         chunks = {-(-size // count) for size in sizes}
