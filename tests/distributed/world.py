@@ -187,18 +187,19 @@ def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
                 module, name, arguments = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 return
-            answer = _answer(module, name, arguments)
+            ok, answer = _answer(module, name, arguments)
             pipe.send_bytes(answer)
-            if not pickle.loads(answer)[0]:
+            if not ok:
                 # A script that raises ends. A process that lived on would keep its connections open, and one that waits
                 # for it, rather than for the rank that failed first, would wait until the group's timeout.
                 time.sleep(0.5)  # others may still be reading from it
                 os._exit(1)
 
 
-def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:
+def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> tuple[bool, bytes]:
+    """Whether the call has returned, and that together with its result or error, pickled."""
     try:
         function = getattr(importlib.import_module(module), name)
-        return pickle.dumps((True, getattr(function, "in_processes", function)(*arguments)))
+        return True, pickle.dumps((True, getattr(function, "in_processes", function)(*arguments)))
     except BaseException:
-        return pickle.dumps((False, traceback.format_exc()))
+        return False, pickle.dumps((False, traceback.format_exc()))

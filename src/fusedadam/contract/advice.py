@@ -88,13 +88,15 @@ def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> 
 def warn_of_wide(optimizer: FusedOptimizer) -> None:
     """If most of a model stays as wide as without ``storage=``. Parameters too small for 8 bits do not count: so small
     a model has nothing to save."""
+    if "wide" in _told:
+        return
+    stored = [(g, p) for g in optimizer.param_groups if g.get("storage") for p in g["params"] if not is_lazy(p)]
+    elements = sum(param.numel() for _, param in stored)
     wide: dict[str, int] = {}
-    elements = 0
-    for group, param in ((g, p) for g in optimizer.param_groups if g.get("storage") for p in g["params"]):
-        if not is_lazy(param):
+    for group, param in stored:
+        if param.numel() >= SMALLEST:
             chosen = optimizer.storage_of(group, param)
-            elements += param.numel()
-            if param.numel() >= SMALLEST and chosen.is_exact and chosen.reasons:
+            if chosen.is_exact and chosen.reasons:
                 why = [*chosen.reasons.values()][-1]
                 wide[why] = wide.get(why, 0) + param.numel()
     if 2 * sum(wide.values()) > elements:

@@ -59,7 +59,7 @@ def value_of(role: str, state: Mapping[str, Any], states: States) -> Tensor | No
     if fmt is None:
         return None
     arrays = [local(state[name]) for name in fmt.array_names(role)]
-    return arrays[0] if fmt.is_plain else load(fmt, arrays, torch.float32)
+    return arrays[0] if fmt.is_one_tensor else load(fmt, arrays, torch.float32)
 
 
 def weight_of(param: Tensor, state: Mapping[str, Any]) -> Tensor:
@@ -160,7 +160,7 @@ def loaded_as(
         if states[role].by != "element":  # plain in every file, and converted by the next step
             continue
         wanted = FORMATS[formats[role]] if role in formats else None
-        if (wanted is None and fmt.is_plain) or (wanted is not None and wanted.arrays == fmt.arrays):
+        if (wanted is None and fmt.is_one_tensor) or (wanted is not None and wanted.arrays == fmt.arrays):
             continue
         value = value_of(role, state, states)
         assert value is not None

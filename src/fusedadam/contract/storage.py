@@ -237,10 +237,9 @@ def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -
     if along_channels:
         if param.shape[1] % PER_BLOCK:
             return f"channels_last, and channels not divisible by {PER_BLOCK}"
-        # shapes of arrays by block tell along what blocks run, but for this case
-        return (
-            f"channels_last, and last dimension divisible by {PER_BLOCK}" if param.shape[-1] % PER_BLOCK == 0 else None
-        )
+        if param.shape[-1] % PER_BLOCK == 0:  # the array by block could not tell along which of the two blocks run
+            return f"channels_last, and last dimension divisible by {PER_BLOCK}"
+        return None
     if param.shape[-1] % PER_BLOCK == 0:
         return None
     if is_factored or param.dim() == 2:

@@ -78,7 +78,7 @@ class Format:
         return self.measure is not None
 
     @property
-    def is_plain(self) -> bool:
+    def is_one_tensor(self) -> bool:
         """Whether a role is one tensor under its own name, whose dtype is all that there is to know."""
         return len(self.arrays) == 1 and not self.arrays[0].suffix
 
