@@ -11,7 +11,7 @@ def test_phases_follow_each_other_and_then_comes_the_next_round():
     in_order = [Position(r, phase) for r in range(3) for phase in Phase]
     assert in_order == sorted(in_order)
     assert [one.next for one in in_order[:-1]] == in_order[1:]
-    assert list(START.until(Position(1, Phase.ROW))) == in_order[1:10]
+    assert list(START.until(Position(1, Phase.ROW))) == in_order[1:11]
     assert list(START.next.until(START)) == []
 
 

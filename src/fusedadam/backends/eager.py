@@ -54,7 +54,7 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
     compute, number, update = _bind(table, stage, table.device)
-    formats = {r: FORMATS[table.formats[r]] for r in stage.arrays}
+    formats = {r: FORMATS[table.formats_of(stage)[r]] for r in stage.arrays}
     arrays = {r: formats[r].array_names(r) for r in stage.arrays}
     every = (item for r, fmt in formats.items() for item in fmt.arrays_of(r).items())
     per_word = {name: PER_BLOCK if array.by == "block" else 1 for name, array in every}
@@ -91,13 +91,21 @@ def _elements(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], N
     def run(member_roles: Sequence[Roles]) -> None:
         for k, roles in enumerate(member_roles):
             rows, width = int(table.rows[k]), int(table.widths[k])
-            flat = {n: roles[n].as_strided((rows, width // each), (width // each, 1)) for n, each in per_word.items()}
+            kept = {**roles, **_operands(table, k)}
+            flat = {n: kept[n].as_strided((rows, width // each), (width // each, 1)) for n, each in per_word.items()}
             scalars = [number(x) for x in _scalars(table, stage.scalars, k)]
             height = int(table.heights[k]) if stage.by_columns else None
             for row, column in _slices(rows, width, height):
                 visit(flat, k, scalars, row, column)
 
     return run
+
+
+def _operands(table: LaunchTable, k: int) -> dict[str, Tensor]:
+    """The operand of a product of matrices, of the k-th tensor."""
+    if table.operands is None or table.specialized.product is None:
+        return {}
+    return {table.specialized.product.name: _of_member(table.operands, table.sizes, k)}
 
 
 def _in_words(column: slice, per_word: int) -> slice:

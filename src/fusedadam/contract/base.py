@@ -31,6 +31,7 @@ from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.scalars import Options
+from fusedadam.rules.orthogonal import NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors.transfer import capturing
 
@@ -117,6 +118,11 @@ class FusedOptimizer(Reports):
     def specialized(cls, group: Group, param: Tensor) -> SpecializedRule:
         """The rule as it is for a parameter of a group."""
         return cls.rule.specialize({flag: bool(cls.value(group, flag)) for flag in cls._flags}, param)
+
+    @classmethod
+    def newton_schulz(cls, group: Group) -> NewtonSchulz:
+        """How a rule that orthogonalizes does so; a class may read options of its own."""
+        return NewtonSchulz()
 
     @classmethod
     def storage_of(cls, group: Group, param: Tensor) -> storage.Choice:

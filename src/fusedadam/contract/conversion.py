@@ -128,6 +128,8 @@ def _begins_and_kept(
     begins = [name for name in needed if optimizer.states[name].initial == "param" and name not in present]
     # what an option switches on begins then, such as a running maximum with amsgrad
     required = [n for n in needed if n not in begins and (n in present or n not in optional)]
+    if present & {*optimizer.states} and not present & {*needed}:  # of the rule's other branch, as Muon's AdamW
+        required = [*needed]
     if _is_at_zero(state):  # whatever is missing begins with the first step
         required = [name for name in required if name in present]
     return begins, [*required, *(name for name in optional if name in present and name not in required)]

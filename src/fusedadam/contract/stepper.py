@@ -212,7 +212,18 @@ class Stepper:
                 specialized = rule.specialize(chosen, param, deferred, norms)
             new_state = functools.partial(self._new_state, param, group, formats)
             participants.append(
-                Participant(param, grad, index, k, specialized, backend, new_state, formats, group.get("seed", 0))
+                Participant(
+                    param,
+                    grad,
+                    index,
+                    k,
+                    specialized,
+                    backend,
+                    new_state,
+                    formats,
+                    group.get("seed", 0),
+                    self._optimizer.newton_schulz(group),
+                )
             )
         is_scaled = amp.grad_scale is not None
         states, counts = targets.states, self._step_counts

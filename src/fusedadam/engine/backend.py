@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
-from fusedadam.rules import sums
+from fusedadam.rules import orthogonal, sums
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram
 from fusedadam.rules.stages import Sum
@@ -72,6 +72,19 @@ class Joined(Protocol):
     def __call__(self, step: int, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None: ...
 
 
+Orthogonalize: TypeAlias = Callable[[Tensor], None]  # of a stack of matrices, in place
+
+
+def orthogonalize(table: LaunchTable) -> Orthogonalize:
+    """By torch's own products of matrices. Nothing is computed in a step that is left out."""
+
+    def run(stack: Tensor) -> None:
+        if table.found_inf is None or table.home.type != "cpu" or table.found_inf.item() == 0:
+            orthogonal.orthogonalize(stack, table.newton_schulz)
+
+    return run
+
+
 class Backend(NamedTuple):
     """What runs a rule over a table.
 
@@ -79,7 +92,7 @@ class Backend(NamedTuple):
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     ``scalars``: kernels for scalars on the device; a backend whose tables are on the host needs none. ``join`` makes
     one function of several that the others returned, or returns None; its second argument says whether gradients are
-    scaled.
+    scaled. ``orthogonalize`` returns a function for the stack of a table, (matrices, rows, columns).
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
@@ -87,6 +100,7 @@ class Backend(NamedTuple):
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
     scalars: ScalarKernels | None = None
     join: Callable[[Sequence[Callable[..., None]], bool], Joined | None] | None = None
+    orthogonalize: Callable[[LaunchTable], Orthogonalize] = orthogonalize
 
 
 def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

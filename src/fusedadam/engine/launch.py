@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
+from fusedadam.engine import products
 from fusedadam.engine.backend import Action, Backend, Joined, SharedTerm, sum_across_devices
 from fusedadam.engine.changes.snapshot import Snapshot
 from fusedadam.engine.geometry import Floats, Int64s
@@ -57,7 +58,11 @@ class Launch:
 
     def __init__(self, table: LaunchTable, backend: Backend) -> None:
         self.table, self.backend = table, backend
-        self.stages = backend.prepare(table)
+        self.stages = dict(backend.prepare(table))
+        self.product = table.specialized.product
+        if self.product is not None:
+            stack, orthogonalize = products.stack_of(table), backend.orthogonalize(table)
+            self.stages[Position(self.product.position.round, Phase.PRODUCTS)] = lambda _: orthogonalize(stack)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
 
     def runs_at(self, position: Position) -> bool:
@@ -68,6 +73,10 @@ class Launch:
             return True
         stage = next(stage for stage in self.table.specialized.stages if stage.position == position)
         return stage.space == "element" or not any(name in self.table.formats for name in stage.arrays)
+
+    def waits_at(self, position: Position) -> bool:
+        """Whether its stage here comes after all others of the step, with those of its product."""
+        return self.product is not None and position >= self.product.position
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
@@ -100,7 +109,11 @@ class Launches:
         by_key: dict[Any, list[int]] = {}
         for k, member in enumerate(members):
             by_key.setdefault(member.launch_key, []).append(k)
-        self._all = [Launch(LaunchTable(indices, members), members[indices[0]].backend) for indices in by_key.values()]
+        chunks = list(products.in_chunks(by_key.values(), members))
+        self._all = [
+            Launch(LaunchTable(indices, members, operands), members[indices[0]].backend)
+            for indices, operands in zip(chunks, products.operands(chunks, members), strict=True)
+        ]
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -179,15 +192,18 @@ class Launches:
 
     def _in_order(self) -> Iterator[tuple[Callable[..., None], int | None]]:
         """Stage by stage: what runs, and the launch whose tensors it is handed, if any. Rows that are sharded
-        themselves are known only after an all-reduce, and wait for it."""
-        stages = {stage.position for launch in self for stage in launch.table.specialized.stages}
+        themselves are known only after an all-reduce, and wait for it. From the operands of a product on, launch by
+        launch: they share the memory of the operands."""
+        stages = {position for launch in self for position in launch.stages}
         for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
-            having = [k for k, launch in enumerate(self) if launch.runs_at(position)]
+            having = [k for k, launch in enumerate(self) if launch.runs_at(position) and not launch.waits_at(position)]
             waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from ((self[k].stages[position], k) for k in having if k not in waiting)
             yield from ((reduction.run, None) for reduction in self.reductions if reduction.position == position)
             yield from ((self[k].stages[position], k) for k in waiting)
             yield from ((action, None) for action in self._shared.get(position, ()))
+        for k, launch in enumerate(self):
+            yield from ((launch.stages[at], k) for at in sorted(launch.stages) if launch.waits_at(at))
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

@@ -37,14 +37,17 @@ class LaunchTable(Geometry):
     """``indices``: which of ``all_members`` are served here, those with the same launch key.
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
-    values on the host). ``fields[name]`` is the position of a field.
+    values on the host). ``fields[name]`` is the position of a field. ``operands``: memory for products of matrices, one
+    number for each element.
     """
 
-    def __init__(self, indices: Sequence[int], all_members: Sequence[Member]) -> None:
+    def __init__(self, indices: Sequence[int], all_members: Sequence[Member], operands: Tensor | None = None) -> None:
         members = [all_members[k] for k in indices]
         super().__init__(members)
         self.member_indices = np.asarray(indices, dtype=np.int64)
         self.specialized, self.is_absent = members[0].specialized, members[0].is_absent
+        self.operands, self.newton_schulz = operands, members[0].newton_schulz
+        self.matrix_shape = () if operands is None else members[0].matrices[1:]
         self.shardings = [member.sharding for member in members]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
         self.device = members[0].roles["param"].device
@@ -163,6 +166,8 @@ class LaunchTable(Geometry):
         if self.is_factored:
             table |= {"_height": self.heights, "_column_segments": self.column_segments, "_matrices": self.matrices}
             table["_columns"] = self.columns
+        if self.specialized.product is not None and self.operands is not None:
+            table[self.specialized.product.name] = _begins(self.operands, self.sizes)
         begins = [_begins(buffer, self.columns) for buffer in self.column_buffers]
         table |= {name: begins[buffer] for name, buffer in self.specialized.column_buffer_of.items()}
         for summation in self._sums:
@@ -186,6 +191,8 @@ class LaunchTable(Geometry):
             return {name: self.formats.get(name, "f64") for name in stage.arrays}
         buffers = (*self.specialized.row_buffer_of, *self.specialized.column_buffer_of)
         formats = self.formats | dict.fromkeys(buffers, self.compute)
+        if self.specialized.product is not None:
+            formats[self.specialized.product.name] = self.compute
         for summation in stage.sums:
             formats[PARTIAL + summation.name] = self.compute_of(stage)
         return formats | {s.name: "f64" for s in stage.sums if s.over == "tensor"}

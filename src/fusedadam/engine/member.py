@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
+from fusedadam.rules.orthogonal import DEFAULT, Matrices, NewtonSchulz, matrices_of
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.layout import dense_strides, ordered_strides, row_major_strides
 from fusedadam.tensors.shards import IndexMap, Sharding, index_map, is_dtensor, sharding_of
@@ -21,10 +22,10 @@ Roles: TypeAlias = Mapping[str, Tensor]
 
 
 def strides_for(here: Tensor, formats: Iterable[str], specialized: SpecializedRule, is_shard: bool) -> tuple[int, ...]:
-    """The strides of a parameter's arrays by element on this process. Shards and factored states count elements row by
-    row; noise and blocks of a whole parameter also in the order of channels_last."""
+    """The strides of a parameter's arrays by element on this process. Shards, factored states and products of matrices
+    count elements row by row; noise and blocks of a whole parameter also in the order of channels_last."""
     is_counted = any(FORMATS[fmt].is_deferred for fmt in formats)
-    if specialized.is_factored or (is_counted and is_shard):
+    if specialized.is_factored or specialized.product is not None or (is_counted and is_shard):
         return row_major_strides(here)
     return ordered_strides(here) if is_counted else dense_strides(here, specialized.by_rows)
 
@@ -42,6 +43,7 @@ class Member:
     resolves_grad: bool = False  # its gradient is redistributed, or its conjugation resolved, on every run
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles that their dtypes do not tell
     seed: int = 0  # of the noise of stochastic rounding
+    newton_schulz: NewtonSchulz = DEFAULT  # of a rule that orthogonalizes
 
     @cached_property
     def sharding(self) -> Sharding | None:
@@ -76,11 +78,17 @@ class Member:
         return strides_for(self.roles["param"], self.formats.values(), self.specialized, is_shard)
 
     @property
+    def matrices(self) -> Matrices:
+        """What a rule that orthogonalizes sees in the parameter."""
+        return matrices_of(self.roles["param"].shape)
+
+    @property
     def launch_key(self) -> Any:
-        """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh, and
-        alike shards."""
+        """Members with the same key share a launch: the same device, rule, flags, formats, backend and mesh, alike
+        shards, and matrices of one shape where they are multiplied."""
         formats = tuple(self.formats.values())
         cut = self.sharding and (self.sharding.by_row_and_column if self.specialized.is_factored else None)
         mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent, cut)
         runs = self.index_map and self.index_map.is_one_run
-        return self.roles["param"].device, self.specialized, formats, self.backend, mesh, runs
+        product = None if self.specialized.product is None else (self.newton_schulz, self.matrices[1:])
+        return self.roles["param"].device, self.specialized, formats, self.backend, mesh, runs, product

@@ -14,6 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, compute_dtype, loses_bits, names_in
+from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.complex_numbers import part_dtype, parts
 from fusedadam.tensors.factored import is_sharded_in, shape_in, with_local_in
@@ -55,6 +56,7 @@ class Participant:
     new_state: Callable[[str, StateDict], StateDict]  # a role's arrays: as kept before, or with the initial value
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles; of the others, the dtype tells
     seed: int = 0
+    newton_schulz: NewtonSchulz = DEFAULT
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
     fresh: StateDict = field(default_factory=dict)  # states that are made with the plan
     stale: list[str] = field(default_factory=list)  # arrays that a role was kept in before
@@ -121,6 +123,7 @@ class Participant:
             self.resolves_grad,
             self.chosen,
             self.seed,
+            self.newton_schulz,
         )
 
     def _roles(self) -> Roles:
@@ -163,12 +166,28 @@ def _check(participants: Sequence[Participant]) -> None:
                 f"a parameter has shape {tuple(p.param.shape)}, without rows and columns, for which the rule "
                 f"{p.specialized.rule.name} has values; compute them under `if matrix:`, or leave the parameter out"
             )
+        if p.specialized.product is not None:
+            _check_is_matrix(p)
         dtypes = checks.dtypes_like(p.param)
         checks.written("param", p.param, dtypes)
         if not p.is_absent:
             checks.tensor("grad", p.grad, dtypes)
             checks.both_sharded("grad", p.grad, p.param)
     checks.new_tensors("param")
+
+
+def _check_is_matrix(p: Participant) -> None:
+    name = p.specialized.rule.name
+    if p.param.dim() < 2:
+        raise ValueError(
+            f"a parameter has shape {tuple(p.param.shape)}, and the rule {name} orthogonalizes matrices; do so under "
+            "`if matrix:`, or leave the parameter out"
+        )
+    if local_shape(p.param) != p.param.shape:
+        raise ValueError(
+            f"a parameter of shape {tuple(p.param.shape)} is sharded, and the rule {name} orthogonalizes whole "
+            "matrices; put it into a group with use_muon=False, or replicate it"
+        )
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:

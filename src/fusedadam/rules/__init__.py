@@ -6,6 +6,7 @@ straight-line code and divides it into stages where it sums. It knows neither te
 rule.py       the contract for authors
 ops.py        the functions that a rule may call
 arithmetic.py those that IEEE rounds correctly
+orthogonal.py Newton-Schulz iterations, for rules that orthogonalize
 portable.py   exp, log, power and cos, made of them: the same bits on every processor
 clipping.py   clipping by norm, for any rule
 restraint.py  cautious steps and clipped updates, for any rule

@@ -4,8 +4,9 @@ Code that some backend cannot compile is refused here, with its line and what to
 decided, division is ``divide(a, b)``, a number is ``number(x)``, and ops have their names in ``fusedadam.rules.ops``,
 even if the author imported them under others.
 
-A helper function stays a function, unless it sums: then its statements are inlined, so that the rule can be divided
-where it waits for the sum. The names of an inlined helper begin with the place of the call, ``12_8.norm``.
+A helper function stays a function, unless it sums or multiplies matrices: then its statements are inlined, so that the
+rule can be divided
+where it waits for the result. The names of an inlined helper begin with the place of the call, ``12_8.norm``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 from fusedadam.rules.function import Function
-from fusedadam.rules.ops import COMPOSED, OPS, SUMS, cos, divide, exp, log
+from fusedadam.rules.ops import COMPOSED, OPS, SUMS, cos, divide, exp, log, orthogonalized
 
 # what authors may write first, and what it is called here
 MEANT = {"norm": "tensor_norm", "sum": "tensor_sum", "max": "maximum", "min": "minimum", "pow": "power"}
@@ -46,8 +47,8 @@ def define(name: str, parameters: list[str], body: list[ast.stmt]) -> str:
     return "\n".join(lines)
 
 
-class SumCall(NamedTuple):
-    """Where a sum is written: ``op(term)``, in the source of a rule or a helper."""
+class WrittenCall(NamedTuple):
+    """Where a sum, or a product of matrices, is written: ``op(term)``, in the source of a rule or a helper."""
 
     op: Callable[..., Any]
     source: Function
@@ -68,7 +69,9 @@ class Lowering(ast.NodeTransformer):
         self.source, self.flags, self.scope, self.every_branch = source, flags, scope, every_branch
         self.callers: tuple[Any, ...] = (*(caller.callers if caller else ()), source.function)
         self.helpers: Helpers = {} if caller is None else caller.helpers
-        self.sums: dict[str, SumCall] = {} if caller is None else caller.sums  # by name, as they are called in the code
+        # sums and products, by the names that they have in the code
+        self.sums: dict[str, WrittenCall] = {} if caller is None else caller.sums
+        self.products: dict[str, WrittenCall] = {} if caller is None else caller.products
         self.assigned: set[str] = set()
         self.conditions = dict(zip(source.kinds, arguments, strict=False))  # which names are; the others are not
         self.returned: dict[ast.expr, IsCondition] = {}  # the same for calls that were visited
@@ -254,9 +257,9 @@ class Lowering(ast.NodeTransformer):
             if called is op:
                 return call(name, *arguments)
         place = f"{self.scope}{self.source.places}{node.lineno}_{node.col_offset}"  # the same under all flags
-        if called in SUMS:
+        if called in SUMS or called is orthogonalized:
             name = f"{called.__name__}_{place.replace('.', '_')}"
-            self.sums[name] = SumCall(called, self.source, node)
+            (self.sums if called in SUMS else self.products)[name] = WrittenCall(called, self.source, node)
             return call(name, *arguments)
         if called is divide:
             self.source.fail(node, f"`{ast.unparse(node)}`: in a rule, divide with `/`")
@@ -275,7 +278,9 @@ class Lowering(ast.NodeTransformer):
         asked = MEANT.get(asked, asked)
         if asked in (*self.ops, *COMPOSED, *MEANT.values()):
             self.source.fail(node, f"`{ast.unparse(node)}`: write {asked}(...), imported by name from fusedadam.ops")
-        known = ", ".join([*self.ops, *COMPOSED, *(op.__name__ for op in SUMS), "tensor_norm", "total_norm"])
+        known = ", ".join(
+            [*self.ops, *COMPOSED, *(op.__name__ for op in SUMS), "orthogonalized", "tensor_norm", "total_norm"]
+        )
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )
@@ -314,10 +319,10 @@ class Lowering(ast.NodeTransformer):
 
 
 def _has_sums(function: FunctionType, seen: tuple[FunctionType, ...] = ()) -> bool:
-    """Whether a helper sums, in its own code or through another helper."""
+    """Whether a helper sums, or multiplies matrices, in its own code or through another helper."""
     used = [function.__globals__.get(name) for name in function.__code__.co_names]
     called = [f for f in used if isinstance(f, FunctionType) and f not in OPS.values() and f not in seen]
-    return any(f in SUMS or _has_sums(f, (*seen, function)) for f in called)
+    return any(f in SUMS or f is orthogonalized or _has_sums(f, (*seen, function)) for f in called)
 
 
 def call(name: str, *arguments: ast.expr) -> ast.Call:

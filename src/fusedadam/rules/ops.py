@@ -17,6 +17,8 @@ values of the parameter, ``group_sum(x)`` all values of the parameters in its gr
 ``total(x)`` all values of all parameters. ``largest(x)``, for x >= 0, is the largest value of all parameters. The order
 in which they are added is defined in ``sums.py``. The functions in this module know one parameter only.
 
+``orthogonalized(x)`` is a matrix product: see ``orthogonal.py``.
+
 ``cos``, ``exp``, ``log`` and ``divide``, which is another way to write ``/``, are for scalars only.
 """
 
@@ -27,11 +29,12 @@ from typing import Any
 
 import torch
 
+from fusedadam.rules import orthogonal
 from fusedadam.rules.arithmetic import abs, divide, maximum, minimum, sqrt, where  # noqa: A004
 from fusedadam.rules.portable import cos, exp, log, power
 
 __all__ = ["abs", "clamp", "cos", "divide", "exp", "log", "maximum", "minimum", "power", "sign", "sqrt", "where"]
-__all__ += ["group_sum", "largest", "row_sum", "sum_last", "sum_second_last", "tensor_sum", "total"]
+__all__ += ["group_sum", "largest", "orthogonalized", "row_sum", "sum_last", "sum_second_last", "tensor_sum", "total"]
 
 
 # made of others: a backend compiles them like the helper functions of a rule
@@ -81,6 +84,15 @@ def total(x: torch.Tensor) -> torch.Tensor:
 def largest(x: torch.Tensor) -> torch.Tensor:
     """The largest value of all parameters, for x >= 0."""
     return x.amax() if x.numel() else x.new_zeros(())
+
+
+def orthogonalized(x: torch.Tensor) -> torch.Tensor:
+    """The matrix x with the same singular vectors, and singular values near 1, by Newton-Schulz iterations. Three
+    dimensions are a stack of matrices; of more, each index of the first is a row. Once in a rule, under ``if matrix:``
+    where parameters may also be vectors."""
+    result = x.reshape(orthogonal.matrices_of(x.shape)).clone()
+    orthogonal.orthogonalize(result, orthogonal.NewtonSchulz())
+    return result.reshape(x.shape)
 
 
 # the ops that every backend has, functions made of them, and the sums, with what they add up over

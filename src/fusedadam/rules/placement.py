@@ -1,6 +1,7 @@
 """Where each value of a rule is computed: its space (element, row, column or tensor) and its position.
 
-A rule reads as if a sum were just another value, but a sum is known only when every element has been visited. So each
+A rule reads as if a sum were just another value, but a sum is known only when every element has been visited, and a
+product of matrices in the round after. So each
 value is placed at the first position of its space at which everything it needs is known. What is by row, column or
 tensor in an expression by element becomes a value of its own: it is computed once, in float64. Names that are assigned
 more than once get a version for each assignment.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusedadam.rules.function import RESERVED
-from fusedadam.rules.lowering import Lowering, SumCall
+from fusedadam.rules.lowering import Lowering, WrittenCall
 from fusedadam.rules.ops import FACTORED, SUMS, largest, row_sum
 from fusedadam.rules.positions import START, Phase, Position
 
@@ -43,6 +44,16 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Product:
+    """``name`` is what becomes of ``term``, by element, in a product of matrices. The visit at ``position`` stores the
+    term in memory, where the product replaces it, for the visits of later rounds to read."""
+
+    name: str
+    term: str
+    position: Position
+
+
+@dataclass(frozen=True)
 class Placed:
     """A value's place. Space None: it is made of scalars and numbers alone, and known anywhere."""
 
@@ -67,8 +78,9 @@ class Placement:
     is_factored: bool  # rows are indices of all dimensions but the last
     values: Mapping[str, Placed]
     statements: Sequence[Statement]
-    computed_by: Mapping[str, Statement]  # of all values but roles, scalars and sums
+    computed_by: Mapping[str, Statement]  # of all values but roles, scalars, sums and products
     sums: Sequence[Sum]
+    product: Product | None
     stored: Mapping[str, str]  # value -> the role that it is stored as
     reports: Mapping[str, str]  # name of the report -> value
 
@@ -111,7 +123,8 @@ class _Placer:
     def __init__(self, lowering: Lowering, body: Sequence[ast.stmt]) -> None:
         kinds = lowering.source.kinds
         scalars, self.roles = ([n for n, k in kinds.items() if k == kind] for kind in ("Scalar", "Value"))
-        self.source, self.spaces, self.sum_calls = lowering.source, lowering.source.spaces, lowering.sums
+        self.source, self.spaces = lowering.source, lowering.source.spaces
+        self.sum_calls, self.product_calls = lowering.sums, lowering.products
         used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.is_factored = any(written.op in FACTORED for written in lowering.sums.values()) or any(
             space in ("row", "column") for role, space in self.spaces.items() if role in used
@@ -125,6 +138,7 @@ class _Placer:
         self.statements: list[Statement] = []
         self.computed_by: dict[str, Statement] = {}
         self.sums: dict[str, Sum] = {}
+        self.product: Product | None = None
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         names = [n.id for n in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(n, ast.Name)]
@@ -166,6 +180,8 @@ class _Placer:
             return node, Placed()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.sum_calls:
             return self.sum(node.func.id, self.sum_calls[node.func.id], *self.expression(node.args[0]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.product_calls:
+            return self.multiply(node.func.id, self.product_calls[node.func.id], *self.expression(node.args[0]))
         operands, places = zip(*map(self.expression, _operands(node)), strict=True)
         space = _joined(placed.space for placed in places)
         # what is by row, column or tensor in an expression by element is computed by itself, once, in float64
@@ -200,7 +216,18 @@ class _Placer:
                 "sum it first"
             )
 
-    def sum(self, name: str, written: SumCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
+    def multiply(self, name: str, written: WrittenCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
+        code, fail = ast.unparse(written.node), written.source.fail
+        if self.product is not None:
+            fail(written.node, f"`{code}`: a rule has memory for one product of matrices; orthogonalize once")
+        if placed.space != "element":
+            has = "is a number" if placed.space is None else f"has one value for each {placed.space}"
+            fail(written.node, f"`{code}`: it {has}; orthogonalize a value by element")
+        self.product = Product(name, self.named(term, placed).id, placed.position)
+        self.values[name] = Placed("element", Position(placed.position.round, max(Phase)).next.first_in("element"))
+        return ast.Name(name), self.values[name]
+
+    def sum(self, name: str, written: WrittenCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
         over, code, fail = SUMS[written.op], ast.unparse(written.node), written.source.fail
         if over == "column" and placed.space == "row":
             over = "matrix"
@@ -214,6 +241,12 @@ class _Placer:
             )
         if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
             fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
+        if over in ("group", "all") and self.product is not None and placed.position > self.product.position:
+            fail(
+                written.node,
+                f"`{code}`: a sum over several parameters cannot follow `{self.product.name.partition('_')[0]}`, which "
+                "has memory for some of them at a time; take it before, or use tensor_sum",
+            )
         if over in ("group", "all") and placed.space != "tensor":
             term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
         return self.sum_over(over, name, term, placed, written.op is largest)
@@ -237,6 +270,8 @@ class _Placer:
         def reads(name: str) -> Sequence[str]:
             if name in self.sums:
                 return [self.sums[name].term]
+            if self.product is not None and name == self.product.name:
+                return [self.product.term]
             return self.computed_by[name].reads if name in self.computed_by else ()
 
         needed = reachable([*stored, *reports.values()], reads)
@@ -248,6 +283,7 @@ class _Placer:
             statements=[s for s in self.statements if needed & set(s.targets)],
             computed_by={name: statement for name, statement in self.computed_by.items() if name in needed},
             sums=[s for s in self.sums.values() if s.name in needed],
+            product=self.product if self.product is not None and self.product.name in needed else None,
             stored=stored,
             reports=reports,
         )

@@ -19,6 +19,7 @@ class Phase(IntEnum):
     TENSOR_AFTER_SHARED_SUMS = 5  # from the sums over groups or over all
     ROW_AFTER_DECISION = 6  # from what was decided by matrix or by tensor
     COLUMN_AFTER_DECISION = 7  # from what was decided by tensor
+    PRODUCTS = 8  # of what the elements stored for it: values by element, which the next round reads
 
     __hash__ = int.__hash__  # positions are looked up in every step, and Enum's own is slow
 
@@ -28,8 +29,8 @@ class Phase(IntEnum):
         return _SPACES[self]
 
 
-# of each phase; the first one computes no values of its own, it only adds up
-_SPACES = ("column sum", "element", "row", "column", "tensor", "tensor", "row", "column")
+# of each phase; the first one only adds up, and the last one multiplies matrices: neither computes values of its own
+_SPACES = ("column sum", "element", "row", "column", "tensor", "tensor", "row", "column", "product")
 
 
 class Position(NamedTuple):

@@ -28,11 +28,14 @@ The contract for authors:
 - ``scalars`` computes every scalar of the signature by name, in float64, from ``step`` and the hyper-parameters.
   Everything that is the same for all elements of a parameter belongs there. It uses ``+ - * /``, comparisons,
   ``beta ** step`` and ops (``where`` for ``if``), because a device may have to compute it: see ``tracing.py``. The
-  scalars ``row_length``, ``last_length``, ``second_last_length``, ``numel`` and ``dtype_eps`` and the flag ``matrix``
-  (two dimensions or more) come from the parameter itself.
+  scalars ``row_length``, ``last_length``, ``second_last_length``, ``matrix_rows``, ``matrix_columns``, ``numel`` and
+  ``dtype_eps`` and the flag ``matrix`` (two dimensions or more) come from the parameter itself.
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
   ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64. For states
   by row and column there are ``sum_last`` and ``sum_second_last``, over the dimension that each leaves out.
+- ``orthogonalized(x)``, once in a rule, is a value by element that is known one round later: ``orthogonal.py`` says
+  what it computes, and which dimensions of a parameter are a matrix. A class may choose the iteration with
+  ``newton_schulz``.
 - ``reports`` names variables of the rule that have one value for each tensor. ``optimizer.report(name)`` reads them
   after a step; a variable that the flags leave out has no report.
 - ``opening`` is a function whose statements come before those of the rule, and whose result is the rule's ``grad``. Its
@@ -59,6 +62,7 @@ from fusedadam.rules.counts import Count
 from fusedadam.rules.function import KINDS, Function, RuleError
 from fusedadam.rules.lowering import Lowering
 from fusedadam.rules.norms import REPORTS, with_norms
+from fusedadam.rules.orthogonal import matrices_of
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
 from fusedadam.rules.stages import Staged, split_into_stages
@@ -89,6 +93,8 @@ PARAM_SCALARS: dict[str, Callable[[Tensor, torch.dtype], float]] = {
     "dtype_eps": lambda param, dtype: torch.finfo(dtype).eps,
     "last_length": lambda param, dtype: max(1, param.shape[-1]) if param.dim() else 1,
     "second_last_length": lambda param, dtype: max(1, param.shape[-2]) if param.dim() > 1 else 1,
+    "matrix_rows": lambda param, dtype: max(1, matrices_of(param.shape).rows) if param.dim() > 1 else 1,
+    "matrix_columns": lambda param, dtype: max(1, matrices_of(param.shape).columns) if param.dim() > 1 else 1,
 }
 PARAM_FLAGS: dict[str, Callable[[Tensor], bool]] = {"matrix": lambda param: param.dim() > 1}
 HyperParameters: TypeAlias = tuple[Any, ...]  # of a group, in the order of ``Rule.hyper_parameters``

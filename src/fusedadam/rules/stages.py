@@ -7,7 +7,11 @@ last visit of the elements is rounded there and then, and every stage that uses 
 row, column and tensor are stored by the last stage that still reads their old values.
 
 Some formats cannot be read back halfway (8-bit codes, and whatever is rounded stochastically). Roles that are
-*deferred* are stored in the last visit only, and all stages compute them from the old values, which are left in place.
+*deferred* are stored in the last visit that needs them, and until then all stages compute them from the old values,
+which are left in place.
+
+A product of matrices is computed between two rounds. Its operand is stored in memory by the visit of the first, and its
+result, in the same place, is loaded by visits of later rounds as if it were a role.
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusedadam.rules.lowering import Lowering, call, define
-from fusedadam.rules.placement import Placement, Statement, Sum, place, reachable
+from fusedadam.rules.placement import Placement, Product, Statement, Sum, place, reachable
 from fusedadam.rules.positions import START, Phase, Position
 
-__all__ = ["Stage", "Staged", "Sum", "split_into_stages"]
+__all__ = ["Product", "Stage", "Staged", "Sum", "split_into_stages"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Staged:
     column_buffer_of: Mapping[str, int] = field(hash=False)  # the same for values by column
     is_factored: bool  # rows are indices of all dimensions but the last, and columns of all but the second-to-last
     summed_states: tuple[str, ...]  # by row, column or tensor, and computed from sums
+    product: Product | None  # of matrices, between two rounds
 
     @property
     def by_rows(self) -> bool:
@@ -112,6 +117,7 @@ def split_into_stages(
         column_buffer_of=_assign_buffers("column", placement, stages),
         is_factored=placement.is_factored,
         summed_states=tuple(_summed_states(placement)),
+        product=placement.product,
     )
 
 
@@ -136,19 +142,22 @@ class _Emitter:
     """Writes the code of each stage."""
 
     def __init__(self, placement: Placement, deferred: Collection[str], helpers: Sequence[str]) -> None:
-        self.placement, self.helpers = placement, helpers
+        self.placement, self.deferred, self.helpers = placement, deferred, helpers
         self.values, self.computed_by = placement.values, placement.computed_by
         self.element_sums = [s for s in placement.sums if s.of == "element"]
+        self.products = [] if placement.product is None else [placement.product]
+        self.needs: list[Sum | Product] = [*self.element_sums, *self.products]
         self.roles = [role for role in placement.roles if placement.spaces[role] == "element"]
         self.stored = {name: role for name, role in placement.stored.items() if role in self.roles}
         known_at = {role: self.values[name].position.first_in("element") for name, role in self.stored.items()}
-        sums_at = [s.position.first_in("element") for s in self.element_sums]
-        self.last = max([*known_at.values(), *sums_at], default=START)
-        # stored when the elements are next visited anyway: for a sum, or for the last time
-        visited = sorted({self.last, *sums_at})
+        needed_at = [s.position.first_in("element") for s in self.needs]
+        self.last = max([*known_at.values(), *needed_at], default=START)
+        # stored when the elements are next visited anyway: for a sum or a product, or for the last time
+        visited = sorted({self.last, *needed_at})
         store_at = {role: next(p for p in visited if p >= known) for role, known in known_at.items()}
         in_last_visit = {role: self.last for role in known_at if role in deferred}
-        self.store_at = self.stored_after_last_use({**store_at, **in_last_visit})
+        late = self.stored_after_last_use({**store_at, **in_last_visit})
+        self.store_at = self.stored_after_last_use({**late, **self.no_later_than_needed(store_at, late)})
         self.coarse_stores = {
             name: self.coarse_store_at(name, role) for name, role in placement.stored.items() if role not in self.roles
         }
@@ -178,21 +187,32 @@ class _Emitter:
         # a role that is stored later is computed once more until then, and that may read other old values
         return self.stored_after_last_use({**store_at, **late}) if late else store_at
 
+    def no_later_than_needed(self, first: Mapping[str, Position], late: Mapping[str, Position]) -> dict[str, Position]:
+        """For each deferred role, the last visit that computes something else from its new value."""
+        positions: dict[str, Position] = {}
+        for name, role in self.stored.items():
+            if role in self.deferred:
+                needed = [at for at in self.visits(late) if name in self.visit(at, late, without=name).computed]
+                positions[role] = max([first[role], *needed])
+        return positions
+
     def visits(self, store_at: Mapping[str, Position]) -> list[Position]:
-        return sorted({*store_at.values(), *(s.position for s in self.element_sums)})
+        return sorted({*store_at.values(), *(s.position for s in self.needs)})
 
     def results(self, position: Position, store_at: Mapping[str, Position]) -> list[str]:
         """The new values of the roles that are stored here."""
         return [name for name, role in self.stored.items() if store_at[role] == position]
 
-    def visit(self, position: Position, store_at: Mapping[str, Position]) -> _Visit:
+    def visit(self, position: Position, store_at: Mapping[str, Position], without: str | None = None) -> _Visit:
+        """``without``: the new value of a role, as if it were not stored."""
         stored = {name for name, role in self.stored.items() if store_at[role] < position}
-        in_memory = {*self.roles, *stored}
+        in_memory = {*self.roles, *stored, *(p.name for p in self.products)}
 
         def is_computed(name: str) -> bool:
             return name not in in_memory and name in self.computed_by and self.values[name].space in (None, "element")
 
-        goals = [*self.results(position, store_at), *(s.term for s in self.element_sums if s.position == position)]
+        goals = [name for name in self.results(position, store_at) if name != without]
+        goals += [s.term for s in self.needs if s.position == position]
         names = reachable(goals, lambda name: self.computed_by[name].reads if is_computed(name) else ())
         computed = {name for name in names if is_computed(name)}
         return _Visit(names & in_memory, computed, names - in_memory - computed)
@@ -203,12 +223,15 @@ class _Emitter:
         for statement in self.in_order(visit.computed):
             body.append(_assignment(statement))
             for target in statement.targets:
-                if target in stored and self.store_at[stored[target]] < self.last:
-                    rounded = call(f"_stored_{stored[target]}", ast.Name(target))
+                role = stored.get(target)
+                if role is not None and role not in self.deferred and self.store_at[role] < self.last:
+                    rounded = call(f"_stored_{role}", ast.Name(target))
                     body.append(ast.Assign([ast.Name(target)], rounded))
         roles = {stored.get(name, name): name for name in visit.loaded}
-        reads = {roles[role]: role for role in self.roles if role in roles}
-        writes = {name: stored[name] for name in self.results(position, self.store_at)}
+        in_memory = (*self.roles, *(p.name for p in self.products))
+        reads = {roles[name]: name for name in in_memory if name in roles}
+        writes = [(name, stored[name]) for name in self.results(position, self.store_at)]
+        writes += [(p.term, p.name) for p in self.products if p.position == position]
         sums = [s for s in self.element_sums if s.position == position]
         return self.stage(position, "element", reads, writes, visit.given, sums, body)
 
@@ -240,7 +263,8 @@ class _Emitter:
             *(n for name, statement in computed_by.items() if name not in goals for n in statement.reads),
         }
         body = [_assignment(statement) for statement in self.in_order(computed)]
-        reads, writes = ({n: n for n in values if n in chosen} for chosen in (inner, goals & used_elsewhere))
+        reads = {n: n for n in values if n in inner}
+        writes = [(n, n) for n in values if n in goals & used_elsewhere]
         made = self.stage(position, space, reads, writes, given - inner, sums, body, stored)
         return replace(made, matrix_sums=tuple(s for s in of_rows if s.over == "matrix"))
 
@@ -249,8 +273,8 @@ class _Emitter:
         return [statement for statement in self.placement.statements if computed & set(statement.targets)]
 
     def stage(
-        self, position: Position, space: str, reads: Mapping[str, str], writes: Mapping[str, str], given: set[str],
-        sums: Sequence[Sum], body: Sequence[ast.stmt], states: Mapping[str, str] = {},
+        self, position: Position, space: str, reads: Mapping[str, str], writes: Sequence[tuple[str, str]],
+        given: set[str], sums: Sequence[Sum], body: Sequence[ast.stmt], states: Mapping[str, str] = {},
     ) -> Stage:  # fmt: skip
         """``reads`` and ``writes``: names in the code, and what they are called in memory. ``states``: values that are
         also stored as states by row, column or tensor."""
@@ -267,12 +291,12 @@ class _Emitter:
         ]
         encoded: list[ast.expr] = [
             call("where", ast.Name(n), _number(1), _number(0)) if values[n].is_condition else ast.Name(n)
-            for n in (*writes, *states, *(s.term for s in sums))
+            for n in (*(name for name, _ in writes), *states, *(s.term for s in sums))
         ]
         update = define("update", arguments, [*decoded, *body, ast.Return(ast.Tuple(encoded))])
         return Stage(
-            position, space, tuple(reads.values()), (*writes.values(), *states.values()), tuple(row_values),
-            tuple(column_values), tuple(scalars), tuple(sums), (*self.helpers, update),
+            position, space, tuple(reads.values()), (*(kept for _, kept in writes), *states.values()),
+            tuple(row_values), tuple(column_values), tuple(scalars), tuple(sums), (*self.helpers, update),
         )  # fmt: skip
 
 

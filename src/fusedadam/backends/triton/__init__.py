@@ -163,16 +163,18 @@ def _columns(table: LaunchTable) -> Iterator[Visit]:
 
 
 def _tile(table: LaunchTable, stage: Stage) -> Tile:
-    formats = [FORMATS[table.formats[role]] for role in stage.arrays] if stage.space == "element" else []
+    kept = table.formats_of(stage)
+    formats = [FORMATS[kept[role]] for role in stage.arrays] if stage.space == "element" else []
     if any(fmt.by_block for fmt in formats):
         return BLOCKS
-    if any(FORMATS[table.formats[role]].is_stochastic for role in stage.writes if stage.space == "element"):
+    if any(FORMATS[kept[role]].is_stochastic for role in stage.writes if stage.space == "element"):
         return BUSY
     return NARROW if _is_narrow(table, stage) else WIDE
 
 
 def _is_narrow(table: LaunchTable, stage: Stage) -> bool:
-    return stage.space == "element" and all(table.formats[role] in ("f16", "bf16") for role in stage.arrays)
+    kept = table.formats_of(stage)
+    return stage.space == "element" and all(kept[role] in ("f16", "bf16") for role in stage.arrays)
 
 
 def _launch(

@@ -1,0 +1,118 @@
+"""Orthogonalization: the nearest matrix whose singular values are all 1, by a few Newton-Schulz iterations.
+
+An iteration is an odd polynomial of a matrix, X <- a X + b (X X^T) X + c (X X^T)^2 X. It keeps the singular vectors and
+changes every singular value s to a s + b s^3 + c s^5. After some of them, singular values between 0 and 1 are near 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Triple: TypeAlias = tuple[float, float, float]
+
+# https://kellerjordan.github.io/posts/muon: the steepest at 0; singular values end between 0.68 and 1.15
+KELLER: Triple = (3.4445, -4.7750, 2.0315)
+# https://github.com/KellerJordan/modded-nanogpt, by You Jiacheng: one polynomial for each of five iterations
+YOU: tuple[Triple, ...] = (
+    (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)  # fmt: skip
+# https://arxiv.org/abs/2505.16932, Algorithm 1; all but the last for singular values up to 1.01 instead of 1
+SAFETY = 1.01
+POLAR_EXPRESS: tuple[Triple, ...] = (
+    *((a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    )),
+    (1.875, -1.25, 0.375),
+)  # fmt: skip
+NAMED: dict[str, tuple[Triple, ...]] = {"keller": (KELLER,), "you": YOU, "polar-express": POLAR_EXPRESS}
+
+
+class NewtonSchulz(NamedTuple):
+    """The coefficients of each iteration, and what the norm of a matrix is at least taken for."""
+
+    coefficients: tuple[Triple, ...] = (KELLER,) * 5
+    eps: float = 1e-7
+
+
+DEFAULT = NewtonSchulz()
+
+
+def coefficients_of(given: str | Sequence[float], steps: int) -> tuple[Triple, ...]:
+    """Of each iteration: a triple serves all of them, a named set one after the other, its last one as often as
+    needed."""
+    known = NAMED[given] if isinstance(given, str) else (_triple(*given),)
+    return (*known[:steps], *known[-1:] * (steps - len(known)))
+
+
+def _triple(a: float, b: float, c: float) -> Triple:
+    return float(a), float(b), float(c)
+
+
+class Matrices(NamedTuple):
+    """A tensor as matrices: two dimensions are one, three a stack of them, and more are one row for each index of the
+    first, as the weights of a convolution."""
+
+    depth: int  # of the stack
+    rows: int
+    columns: int
+
+
+def matrices_of(shape: Sequence[int]) -> Matrices:
+    """``shape``: of two dimensions or more."""
+    if len(shape) == 3:
+        return Matrices(*shape)
+    return Matrices(1, shape[0], math.prod(shape[1:]))
+
+
+def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
+    """Replaces each matrix of ``stack``, (matrices, rows, columns), by its orthogonalized one.
+
+    In torch's matrix products, for any device. On a CPU one matrix after the other, so that the bits of each do not
+    depend on how many there are.
+    """
+    if stack.numel() == 0:
+        return
+    dtype = product_dtype(stack)
+    for part in stack.unbind(0) if stack.device.type == "cpu" else (stack,):
+        wide = part if part.shape[-2] <= part.shape[-1] else part.mT
+        norm = torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_(min=method.eps)
+        x = (wide / norm.to(part.dtype)).to(dtype)
+        wide.copy_(iterate(x, method.coefficients))
+
+
+def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
+    """The plain iteration. ``x``: (rows, columns) or a stack of these, with rows <= columns and norms of at most 1."""
+    add = torch.addmm if x.dim() == 2 else torch.baddbmm
+    for a, b, c in coefficients:
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def product_dtype(stack: Tensor) -> torch.dtype:
+    """What products are computed in: float16 has more bits than bfloat16, and a normalized matrix needs no larger
+    range; of CPUs, some multiply bfloat16 several times as fast as float32, and few float16 at all."""
+    if stack.dtype == torch.float64:
+        return torch.float64
+    if stack.device.type == "cuda":
+        return torch.float16
+    if stack.device.type == "cpu" and _multiplies_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _multiplies_bfloat16() -> bool:
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # not in every torch
+    return torch.backends.mkldnn.is_available() and any(getattr(torch.cpu, name, bool)() for name in asked)

@@ -1,0 +1,162 @@
+"""The formula of Muon, against one written out by hand in float64 and against torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusedadam.optimizers.muon import Muon
+from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of, orthogonalize
+from tests.support import BF16, F32, F64
+
+SHAPES = [(64, 64), (130, 70), (32, 200), (64, 64)]
+KELLER = (3.4445, -4.7750, 2.0315)
+BACKENDS = pytest.mark.parametrize("backend", ["numba", "eager"])
+needs_torchs = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+
+
+def by_hand(u, steps=5):
+    x = u.T if u.shape[0] > u.shape[1] else u
+    x = x / max(x.norm().item(), 1e-7)
+    a, b, c = KELLER
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + b * gram @ x + c * gram @ gram @ x
+    return x.T if u.shape[0] > u.shape[1] else x
+
+
+def parameters(dtype=F64, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=F64).to(dtype)) for s in shapes]
+
+
+def train(optimizer, steps=4, scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = (torch.randn(p.shape, generator=generator, dtype=F64) * scale).to(p.dtype)
+        optimizer.step()
+    return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+
+@BACKENDS
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+def test_equals_the_formula_by_hand(nesterov, adjust, backend):
+    ours = train(Muon(parameters(), lr=0.05, nesterov=nesterov, adjust_lr_fn=adjust, backend=backend))
+    generator, weights = torch.Generator().manual_seed(1), [p.detach() for p in parameters()]
+    buffers = [torch.zeros_like(w) for w in weights]
+    for _ in range(4):
+        for k, w in enumerate(weights):
+            g = torch.randn(w.shape, generator=generator, dtype=F64)
+            buffers[k] = 0.95 * buffers[k] + (1 - 0.95) * g
+            u = 0.95 * buffers[k] + (1 - 0.95) * g if nesterov else buffers[k]
+            m, n = w.shape
+            scale = 0.2 * max(m, n) ** 0.5 if adjust else max(1, m / n) ** 0.5
+            weights[k] = w * (1 - 0.05 * 0.1) - 0.05 * scale * by_hand(u)
+    torch.testing.assert_close(ours, weights, rtol=1e-9, atol=1e-11)
+
+
+@needs_torchs
+@BACKENDS
+def test_is_as_close_to_float64_as_torchs(backend):
+    exact = train(Muon(parameters(), lr=0.05))
+    for dtype in (F32, BF16):
+        made = Muon(parameters(dtype), lr=0.05, backend=backend, state_dtype=dtype)
+        ours, theirs = train(made), train(torch.optim.Muon(parameters(dtype), lr=0.05))
+        for e, p, q in zip(exact, ours, theirs, strict=True):
+            assert (p - e).norm() <= 1.2 * (q - e).norm()
+
+
+@BACKENDS
+@pytest.mark.parametrize("storage", [None, "8bit"])
+def test_a_matrix_has_the_same_bits_in_any_company(storage, backend):
+    together = train(Muon(parameters(F32), lr=0.05, backend=backend, storage=storage))
+    apart = train(Muon([{"params": [p]} for p in parameters(F32)], lr=0.05, backend=backend, storage=storage))
+    other = train(Muon(parameters(F32), lr=0.05, backend="eager", storage=storage))
+    for a, b, c in zip(together, apart, other, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+def test_stacks_and_convolutions():
+    """Three dimensions are a stack of matrices; of four, each index of the first is a row."""
+    stack = train(Muon(parameters(shapes=[(3, 8, 5)]), lr=0.05), steps=1)[0]
+    flat = train(Muon(parameters(shapes=[(6, 2, 3, 3)]), lr=0.05), steps=1)[0]
+    for result, shape, matrices in ((stack, (3, 8, 5), 3), (flat, (6, 2, 3, 3), 1)):
+        start = parameters(shapes=[shape])[0].detach()
+        g = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+        view = (matrices, -1, shape[-1]) if matrices > 1 else (1, shape[0], -1)
+        u = (g * (0.95 * 0.05 + 0.05)).reshape(view)
+        m, n = u.shape[1:]
+        expected = start * (1 - 0.05 * 0.1) - 0.05 * max(1, m / n) ** 0.5 * torch.stack([*map(by_hand, u)]).view(shape)
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_zeros_stay_and_nan_stays_in_its_own_matrix():
+    params = parameters(F32, [(8, 8)] * 3)
+    before = [p.detach().clone() for p in params]
+    optimizer = Muon(params, lr=0.1, weight_decay=0)
+    for p, value in zip(params, (0.0, float("nan"), 1.0), strict=True):
+        p.grad = torch.full_like(p, value)
+    optimizer.step()
+    assert torch.equal(params[0], before[0])
+    assert params[1].isnan().all()
+    assert params[2].isfinite().all()
+
+
+@needs_torchs
+def test_state_dicts_go_to_torch_and_back():
+    ours, theirs = (module(parameters(F32), lr=0.05) for module in (Muon, torch.optim.Muon))
+    train(ours, 2)
+    theirs.load_state_dict(ours.state_dict())
+    again = Muon(parameters(F32), lr=0.05)
+    again.load_state_dict(theirs.state_dict())
+    for p, q in zip(ours.param_groups[0]["params"], again.param_groups[0]["params"], strict=True):
+        assert torch.equal(ours.state[p]["momentum_buffer"], again.state[q]["momentum_buffer"])
+
+
+def test_states_of_the_other_branch_are_refused():
+    adamw, muon = (Muon([{"params": parameters(F32), "use_muon": use}]) for use in (False, True))
+    train(adamw, 1)
+    with pytest.raises(ValueError, match="has no 'momentum_buffer'"):
+        muon.load_state_dict({**adamw.state_dict(), "param_groups": muon.state_dict()["param_groups"]})
+
+
+def test_groups_have_the_defaults_of_their_branch():
+    matrix, vector = parameters(F32, [(4, 4), (4,)])
+    groups = Muon([{"params": [matrix], "use_muon": True}, {"params": [vector], "use_muon": False}]).param_groups
+    assert [g["lr"] for g in groups] == [0.02, 3e-4]
+    assert [g["weight_decay"] for g in groups] == [0, 0]
+    assert [g["eps"] for g in groups] == [1e-7, 1e-10]
+    assert Muon([{"params": [matrix], "use_muon": True}], lr=1e-3).param_groups[0]["lr"] == 1e-3
+    assert Muon([matrix]).param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ns_steps": 100}, "ns_steps=100 is out of range"),
+        ({"ns_steps": -1}, "ns_steps=-1 is out of range"),
+        ({"ns_coefficients": (1.0, 2.0)}, "not three numbers"),
+        ({"ns_coefficients": "none"}, "ns_coefficients='none' is unknown"),
+        ({"adjust_lr_fn": "other"}, "adjust_lr_fn='other' is unknown"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        Muon(parameters(F32), **options)
+    with pytest.raises(ValueError, match=r"shape \(4,\), and Muon takes matrices"):
+        Muon(parameters(F32, [(4,)]))
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("keller", 0.67, 1.16), ("polar-express", 0.98, 1.02)])
+def test_singular_values_end_near_1(name, low, high):
+    stack = torch.randn(2, 40, 90, generator=torch.Generator().manual_seed(0), dtype=F64)
+    orthogonalize(stack, NewtonSchulz(coefficients_of(name, 6 if name != "keller" else 5)))
+    values = torch.linalg.svdvals(stack)
+    assert low < values.min()
+    assert values.max() < high
+    assert {*NAMED} == {"keller", "you", "polar-express"}
+    assert coefficients_of("you", 7)[-3:] == (NAMED["you"][-1],) * 3
