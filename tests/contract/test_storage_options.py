@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import fusedadam
 from fusedadam import AdamW, EmaAdamW, RMSprop, RMSpropTF
 from fusedadam.catalog import CATALOG
-from fusedadam.contract import storage
+from fusedadam.contract import advice
 from fusedadam.contract.role_arrays import value_of
 
 BF16, F32, F16, F64 = torch.bfloat16, torch.float32, torch.float16, torch.float64
@@ -140,13 +141,37 @@ def test_two_ways_to_choose_exclude_each_other():
         EmaAdamW([param], storage="8bit", ema_dtype=F32)
 
 
-def test_float16_has_no_exact_storage_and_a_warning_otherwise():
+def test_float16_has_no_exact_storage():
     param = torch.nn.Parameter(torch.ones(64, 64, dtype=F16))
     with pytest.raises(ValueError, match="needs bfloat16 or float32 parameters"):
         AdamW([param], storage="exact")
-    storage._warn_of_float16.cache_clear()
-    with pytest.warns(UserWarning, match="small steps are lost"):
+
+
+def test_float16_is_warned_of_once_at_the_line_that_makes_the_optimizer(monkeypatch):
+    monkeypatch.setattr(advice, "_told", set())
+    param = torch.nn.Parameter(torch.ones(64, 64, dtype=F16))
+    with pytest.warns(UserWarning, match="storage= keeps float16 weights .* small steps are lost") as caught:
         AdamW([param], storage="8bit")
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AdamW([param], storage="16bit")
+
+
+@pytest.mark.parametrize("change", ["storage", "dtype"])
+def test_float16_is_warned_of_at_the_step_that_finds_a_change(change, monkeypatch):
+    monkeypatch.setattr(advice, "_told", set())
+    layer = torch.nn.Linear(64, 64).to(F16 if change == "storage" else BF16)
+    optimizer = AdamW(layer.parameters(), storage=None if change == "storage" else "8bit")
+    if change == "storage":
+        optimizer.param_groups[0]["storage"] = "8bit"
+    else:
+        layer.half()
+    for param in layer.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.warns(UserWarning, match="storage= keeps float16 weights") as caught:
+        optimizer.step()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_float64_stays_float64():

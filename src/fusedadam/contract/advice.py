@@ -1,13 +1,13 @@
-"""Warnings of what is likely a mistake, once each: options that are misspelt in a group, bfloat16 states, and
-storage= that saves nothing.
+"""Warnings of what is likely a mistake, once each: options that are misspelt in a group, bfloat16 states, storage=
+with float16 weights, and storage= that saves nothing.
 
 torch keeps every key of a group that it does not know, and so do we: schedulers and users store things of their own
 there. A key that is nearly the name of an option is more likely a mistake.
 
 Where both parameters and states are bfloat16, steps too small for them are lost, silently.
 
-A warning names the line that makes the optimizer. This package's own commands measure and verify such optimizers on
-purpose, and are not warned.
+A warning names the user's line: mostly the one that makes the optimizer. This package's own commands measure and
+verify such optimizers on purpose, and are not warned.
 """
 
 from __future__ import annotations
@@ -85,6 +85,16 @@ def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> 
             yield state.dtype_option
 
 
+def warn_of_float16(group: Group, params: Iterable[Tensor]) -> None:
+    """``group``: that of the parameters, with a ``storage`` or without."""
+    if group.get("storage") is not None and any(param.dtype == torch.float16 for param in params):
+        _tell_once(
+            "float16",
+            "fusedadam: storage= keeps float16 weights as they are, without low-order bits, so small steps are lost; "
+            "use bfloat16 weights (model.bfloat16())",
+        )
+
+
 def warn_of_wide(optimizer: FusedOptimizer) -> None:
     """If most of a model stays as wide as without ``storage=``. Parameters too small for 8 bits do not count: so small
     a model has nothing to save."""
@@ -114,7 +124,7 @@ _told: set[str] = set()
 
 
 def _tell_once(what: str, text: str) -> None:
-    """At the line that makes the optimizer."""
+    """At the user's line."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(WITHIN):
         frame, level = frame.f_back, level + 1

@@ -145,6 +145,7 @@ class FusedOptimizer(Reports):
                 raise
         advice.warn_of_misspelt(type(self).__name__, param_group, self.options)
         advice.warn_of_bfloat16(type(self), param_group)
+        advice.warn_of_float16(param_group, param_group["params"])
         self._stepper.forget_plans()
 
     def _check_params(self, group: Group) -> None:

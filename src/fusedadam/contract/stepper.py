@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fusedadam import backends
-from fusedadam.contract import refusals, role_arrays, storage, wrappers
+from fusedadam.contract import advice, refusals, role_arrays, storage, wrappers
 from fusedadam.contract.copies import Copies
 from fusedadam.contract.declarations import Group
 from fusedadam.contract.group_options import GroupOptions
@@ -207,6 +207,7 @@ class Stepper:
                 continue
             backend = backends.choose(param.device, group.get("backend"))
             formats = storage.choose(self._optimizer, group, param, specialized).formats
+            advice.warn_of_float16(group, [param])  # options and dtypes may have changed
             deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             if deferred:
                 specialized = rule.specialize(chosen, param, deferred, norms)

@@ -8,8 +8,6 @@ precision.
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -130,8 +128,6 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
         for role in roles:  # a copy of a float32 parameter needs no low bits beside it
             if param.dtype == torch.float32 and _kind(role, states) == "copy" and titles[role] == "bf16+16":
                 formats[role] = "f32"
-    if param.dtype == torch.float16:
-        _warn_of_float16()
     if any(FORMATS[fmt].by_block for fmt in formats.values()) and cuts_blocks(param):
         raise RuntimeError(
             f"a DTensor of shape {tuple(param.shape)} is sharded within blocks of {PER_BLOCK} neighbors that share an "
@@ -251,12 +247,3 @@ def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-@functools.cache
-def _warn_of_float16() -> None:
-    warnings.warn(
-        "fusedadam: storage= keeps float16 weights as they are, without the bits that they lack, so small steps are "
-        "lost; use bfloat16 weights (model.bfloat16())",
-        stacklevel=2,
-    )
