@@ -47,7 +47,7 @@ class LaunchTable(Geometry):
         self.member_indices = np.asarray(indices, dtype=np.int64)
         self.specialized, self.is_absent = members[0].specialized, members[0].is_absent
         self.operands, self.newton_schulz = operands, members[0].newton_schulz
-        self.matrix_shape = () if operands is None else members[0].matrices[1:]
+        self.matrix_shape = (0, 0) if operands is None else members[0].matrices[1:]
         self.shardings = [member.sharding for member in members]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
         self.device = members[0].roles["param"].device

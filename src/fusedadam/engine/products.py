@@ -60,4 +60,5 @@ def operands(chunks: Sequence[Sequence[int]], members: Sequence[Member]) -> list
 def stack_of(table: LaunchTable) -> Tensor:
     """The operands of a table, (matrices, rows, columns)."""
     assert table.operands is not None
-    return table.operands.view(-1, *table.matrix_shape)
+    rows, columns = table.matrix_shape
+    return table.operands.view(table.operands.numel() // max(1, rows * columns), rows, columns)
