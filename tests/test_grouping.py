@@ -197,3 +197,53 @@ def test_a_learning_rate_that_is_a_tensor_is_the_same_tensor_in_every_group():
     assert all(group["lr"] is lr for group in groups)
     blocks = param_groups(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), lr=lr, lr_by_depth=0.5)
     assert len({id(group["lr"]) for group in blocks}) == len(blocks), "scaled ones are tensors of their own"
+
+
+def muons(model, **options):
+    """The names that are for Muon, and the others."""
+    groups = param_groups(model, optimizer="muon", **options)
+    return [
+        [name for group in groups if group["use_muon"] is on for name, _ in group["params"]] for on in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_muon_takes_the_matrices_of_hidden_layers_and_what_it_takes_is_printed(tied, capsys):
+    chosen, others = muons(Transformer(tied))
+    assert chosen == [*(f"blocks.{k}.mlp.{i}.weight" for k in range(3) for i in (0, 2))]
+    assert {"wte.weight", "late.weight", "ln_f.weight", "blocks.0.mlp.0.bias"} < {*others}
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("Muon: 6 parameters of 96 elements: blocks.0.mlp.0.weight, ")
+    assert said[1].startswith("AdamW: ")
+    assert len(said) == 2
+
+
+def test_the_last_linear_layer_is_a_head_if_it_is_a_block_of_its_own():
+    assert muons(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)))[0] == ["0.weight"]
+    assert muons(nn.Sequential(Block(), Block()))[0] == [f"{k}.mlp.{i}.weight" for k in (0, 1) for i in (0, 2)]
+
+
+def test_convolutions_over_one_dimension_or_in_groups_are_not_for_muon():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.Conv1d(4, 4, 3),
+        nn.ConvTranspose2d(4, 4, 2),
+        nn.Linear(4, 2),
+    )
+    assert muons(model)[0] == ["0.weight", "3.weight"]
+
+
+def test_muon_takes_its_groups_and_weight_decay_goes_by_the_same_words():
+    groups = param_groups(Transformer(), 0.1, optimizer="muon")
+    assert [(group["use_muon"], group["weight_decay"]) for group in groups] == [(True, 0.1), (False, 0.1), (False, 0.0)]
+    optimizer = fusedadam.Muon(groups, lr=0.03)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.03, 3e-4, 3e-4]
+
+
+def test_bad_input_of_muons_groups_is_named():
+    with pytest.raises(ValueError, match="optimizer='adam' is unknown; it must be 'muon', or None for any other"):
+        param_groups(Transformer(), optimizer="adam")
+    for options in ({"lr": 0.1}, {"lr": 0.1, "lr_by_depth": 0.5}):
+        with pytest.raises(ValueError, match=r"lr and lr_by_depth cannot be used with optimizer='muon'.*set group"):
+            param_groups(Transformer(), optimizer="muon", **options)

@@ -1,4 +1,4 @@
-"""Parameter groups of a model: which parameters decay, and a learning rate for each depth."""
+"""Parameter groups of a model: which parameters decay, which are for Muon, and a learning rate for each depth."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fusedadam import checks
+from fusedadam.rules.orthogonal import matrices_of
 
 __all__ = ["param_groups"]
 
+NOT_HIDDEN = (
+    "embed",
+    "position",
+    "token",
+    "head",
+    "classifier",
+    "norm",
+    "bias",
+)  # words in the names of weights that are not for Muon
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 VECTORS = "1d"  # a word of no_decay that is a rule: Conv1d's matrices have it in the name of their class
 
 
 def param_groups(
     model: nn.Module, weight_decay: float | None = None, no_decay: Sequence[str] = ("bias", "norm"), *,
-    lr: float | Tensor | None = None, lr_by_depth: float | None = None,
+    lr: float | Tensor | None = None, lr_by_depth: float | None = None, optimizer: str | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Parameter groups for any optimizer, of this package or of torch: biases and norms do not decay, and with
-    ``lr_by_depth`` the first layers learn more slowly than the last.
+    ``lr_by_depth`` the first layers learn more slowly than the last. With ``optimizer="muon"`` they say which
+    parameters are for :class:`Muon`, and what was chosen is printed.
 
     Each parameter that requires a gradient is in one group, once, also if modules share it (its first name counts). The
     order is that of ``model.named_parameters()`` in each group; groups go from the first layer to the last, and of two
@@ -42,6 +55,10 @@ def param_groups(
         lr: learning rate of all groups, or of the topmost; None leaves it to the optimizer. A tensor is shared by all
             groups, unless ``lr_by_depth`` scales it
         lr_by_depth: layer-wise decay of the learning rate, above 0 and at most 1, such as 0.75; it needs ``lr``
+        optimizer: ``"muon"`` sets ``use_muon`` in each group: True for the matrices of hidden layers, False for the
+            rest. That is embeddings, positions, tokens, heads (by name, and the last linear layer if it is a block of
+            its own), norms, biases, vectors, matrices of one row or column, and convolutions over one dimension or in
+            groups
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1))
@@ -53,26 +70,38 @@ def param_groups(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module, not its parameters")
-    _check(weight_decay, no_decay, lr, lr_by_depth)
+    _check(weight_decay, no_decay, lr, lr_by_depth, optimizer)
     places = list(_places(model))
+    for_muon = _for_muon(model, places) if optimizer == "muon" else set()
     depths = [0] * len(places) if lr_by_depth is None else _depths(places)
     top = max(depths, default=0)
-    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
     for place, depth in zip(places, depths, strict=True):
         if not place.param.requires_grad:
             continue
         is_exempt = _is_exempt(place, no_decay)
-        group = groups.setdefault((depth, is_exempt), {"params": []})
+        use_muon = {"use_muon": place.param in for_muon} if optimizer is not None else {}
+        group = groups.setdefault((depth, place.param not in for_muon, is_exempt), {"params": [], **use_muon})
         group["params"].append((place.name, place.param))
         if is_exempt or weight_decay is not None:
             group["weight_decay"] = 0.0 if is_exempt else weight_decay
         if lr is not None:
             # a tensor itself, not a copy: schedulers, and steps in CUDA graphs, see it change
             group.setdefault("lr", lr if lr_by_depth is None else lr * lr_by_depth ** (top - depth))
-    return [groups[key] for key in sorted(groups)]
+    found = [groups[key] for key in sorted(groups)]
+    if optimizer is not None:
+        _tell(found)
+    return found
 
 
-def _check(weight_decay: Any, no_decay: Any, lr: Any, lr_by_depth: Any) -> None:
+def _check(weight_decay: Any, no_decay: Any, lr: Any, lr_by_depth: Any, optimizer: Any) -> None:
+    if optimizer not in (None, "muon"):
+        raise ValueError(f"optimizer={optimizer!r} is unknown; it must be 'muon', or None for any other optimizer")
+    if optimizer is not None and (lr is not None or lr_by_depth is not None):
+        raise ValueError(
+            "lr and lr_by_depth cannot be used with optimizer='muon': its matrices and the rest need different "
+            "learning rates; leave them out, pass Muon(..., lr=...) for matrices, and set group['lr'] of the others"
+        )
     if weight_decay is not None:
         checks.number("weight_decay", weight_decay)
     if isinstance(no_decay, str) or not isinstance(no_decay, Sequence) or not all(map(_is_word, no_decay)):
@@ -118,6 +147,34 @@ def _places(model: nn.Module) -> Iterator[_Place]:
             if param not in seen:
                 seen.add(param)
                 yield _Place(name, param, module, blocks[path])
+
+
+def _for_muon(model: nn.Module, places: Sequence[_Place]) -> set[nn.Parameter]:
+    """The matrices of hidden layers."""
+    not_hidden = {param for m in model.modules() if isinstance(m, EMBEDDINGS) for param in m.parameters()}  # or tied
+    matrices = [place for place in places if place.param.dim() > 1]
+    if matrices and isinstance(matrices[-1].module, nn.Linear):
+        last = matrices[-1]
+        if not any(place.block == last.block for place in matrices[:-1] if last.block is not None):
+            not_hidden.add(last.param)
+    return {
+        place.param
+        for place in matrices
+        if place.param not in not_hidden
+        and not any(word in place.name.lower() for word in NOT_HIDDEN)
+        and min(matrices_of(place.param.shape)[1:]) > 1
+        and "norm" not in type(place.module).__name__.lower()
+        and not (isinstance(place.module, CONVOLUTIONS) and (place.param.dim() == 3 or place.module.groups > 1))
+    }
+
+
+def _tell(groups: Sequence[dict[str, Any]]) -> None:
+    """Prints which parameters are for Muon, and which for AdamW."""
+    for title, use_muon in (("Muon", True), ("AdamW", False)):
+        params = [named for group in groups if group["use_muon"] is use_muon for named in group["params"]]
+        elements = sum(param.numel() for _, param in params)
+        names = ", ".join(name for name, _ in params)
+        print(f"{title}: {len(params):,} parameters of {elements:,} elements: {names}")
 
 
 def _is_exempt(place: _Place, no_decay: Sequence[str]) -> bool:
