@@ -55,7 +55,8 @@ def test_weights_written_after_skipped_first_steps_are_trained(cls, how, dtype, 
     skip_a_step(optimizer, how)
     skip_a_step(optimizer, how)
     write(optimizer, 5.0)
-    assert_same(train(optimizer, 3), train(plain, 3))
+    # found_inf takes step counts to the device, where they stay
+    assert_same(train(optimizer, 3), train(plain, 3), rtol=0, atol=0, check_device=False)
 
 
 @pytest.mark.parametrize("between", ["deepcopy", "pickle", "state dict", "refused load"])
