@@ -45,15 +45,17 @@ LOW_MEMORY = [peer.name for peer in CATALOG["AdamW"].peers if peer.low_memory an
 ON_GPT: dict[str, list[Goal]] = {
     "AdamW": [Faster(1.13), OfCopy(92)], "Adam": [Faster(1.13)], "SGD": [Faster(1.1)], "EmaAdamW": [Faster(1.1)],
     "AdamP": [Faster(25)], "BertAdam": [Faster(35)], "Lamb": [Faster(10), OfCopy(92)],
+    "Muon": [Faster(5)],
 }  # fmt: skip
 ON_LLAMA: dict[str, list[Goal]] = {
     "AdamW": [Faster(), OfCopy(96)], "SGD": [Faster(1.15), OfCopy(95)], "EmaAdamW": [Faster(), OfCopy(94)],
     "AdamP": [Faster(5), OfCopy(95)], "BertAdam": [Faster(3.8)], "Lamb": [Faster(), OfCopy(92)],
     "RMSprop": [Faster(1.15), OfCopy(95)], "Adadelta": [Faster(1.15), OfCopy(95)], "Adafactor": [Faster(3)],
+    "Muon": [Faster(1.5)],
 }  # fmt: skip
 # EmaAdamW moves 36 bytes a parameter, torch's step and a foreach EMA 40: at equal bandwidth it is 1.11 times as fast.
 ON_33M = {"AdamW": 0.97}
-ON_TWO_MATRICES = {"AdamP": 12, "BertAdam": 8, "Adafactor": 1}
+ON_TWO_MATRICES = {"AdamP": 12, "BertAdam": 8, "Adafactor": 1, "Muon": 1}
 
 
 def row(

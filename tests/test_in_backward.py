@@ -519,3 +519,14 @@ def test_a_parameter_that_no_group_has_is_left_alone():
     optimizer.step()
     assert torch.equal(model.bias, before)
     assert model.bias.grad is not None
+
+
+def test_muon_is_refused_for_matrices_and_stepped_for_the_rest():
+    model = torch.nn.Linear(2, 3)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="each would keep memory for its own products of matrices; use optimizer"):
+        step_in_backward(model, lambda params: fusedadam.Muon(params, use_muon=None))
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None, "the model has no hooks"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    step_in_backward(model, lambda params: fusedadam.Muon(params, use_muon=False))

@@ -129,6 +129,45 @@ def averaged() -> None:
         torch.testing.assert_close(models[0].weight, averages.module.weight, rtol=1e-4, atol=1e-5)
 
 
+def muon(theirs: Any, **ours: Any) -> None:
+    """As close as their products in bfloat16."""
+    near = {"rtol": 0.0, "atol": 2e-3}
+    mine = trained(lambda params: fusedadam.Muon([{"params": params, **ours}]))
+    assert (mine - start()).abs().mean() > 10 * near["atol"]  # the bound says something
+    torch.testing.assert_close(mine, trained(theirs), **near)
+
+
+def keller_jordans(o: Formula, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    o.m = o.m.lerp(g, 1 - 0.95)
+    x = g.lerp(o.m, 0.95)
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return p - 0.02 * x
+
+
+def with_auxiliary_adam() -> None:
+    """The matrix takes Muon, and the vector Adam with the defaults of the package."""
+    matrix, vector = torch.nn.Parameter(start()), torch.nn.Parameter(drawn(5, (7,)))
+    optimizer = fusedadam.Muon(
+        [
+            {"params": [matrix], "use_muon": True},
+            {"params": [vector], "use_muon": False},
+        ]
+    )
+    expected = torch.nn.Parameter(vector.detach().clone())
+    adam = torch.optim.AdamW([expected], lr=3e-4, betas=(0.9, 0.95), eps=1e-10, weight_decay=0)
+    for step in range(STEPS):
+        matrix.grad, vector.grad, expected.grad = gradient(step), gradient(step, (7,)), gradient(step, (7,))
+        optimizer.step()
+        adam.step()
+    torch.testing.assert_close(vector, expected, **CLOSE)
+    torch.testing.assert_close(
+        matrix.detach(), trained(functools.partial(Formula, update=keller_jordans)), rtol=0.0, atol=2e-3
+    )
+
+
 # --- bitsandbytes and HeavyBall ---------------------------------------------------------------------------------------
 def lion_in_8_bits() -> None:
     def update(o: Formula, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -222,6 +261,7 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "`torch.nn.utils.clip_grad_norm_(params, 1.0)` and `optimizer.step()`": clipped,
     "`torch.optim.SGD`, `RMSprop`, `Adadelta`, `RAdam`, `NAdam`, `Adafactor`": torchs_names,
+    "`torch.optim.Muon(matrices, lr=0.02)`": lambda: muon(functools.partial(torch.optim.Muon, lr=0.02), lr=0.02),
     "AdamW and `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))`": averaged,
     "`bnb.optim.AdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "AdamW8bit"),
     "`bnb.optim.AdamW32bit(params)`": lambda: same(fusedadam.AdamW, torch.optim.AdamW),
@@ -240,6 +280,10 @@ CASES: dict[str, Callable[[], None]] = {
     '`heavyball.AdamW(params, storage_dtype="bfloat16")`': lambda: same_formula(
         as_heavyball(storage="16bit"), heavyballs, **NEAR
     ),
+    "`SingleDeviceMuon(matrices, lr=0.02)`": lambda: muon(
+        functools.partial(Formula, update=keller_jordans), lr=0.02, use_muon=True
+    ),
+    "`SingleDeviceMuonWithAuxAdam(groups)`": with_auxiliary_adam,
     "`from adamp import AdamP`": lambda: same(fusedadam.AdamP, adamp.AdamP),
     "`from optimization import BertAdam`": lambda: same_formula(fusedadam.BertAdam, bert_adam),
     "`optimizer.get_lr()`": learning_rate,

@@ -50,7 +50,7 @@ def test_the_class_its_init_and_help_show_the_same(cls):
 @EVERY
 def test_groups_have_every_argument_with_its_default(cls):
     parameters = inspect.signature(cls).parameters.values()
-    optimizer = cls([torch.nn.Parameter(torch.ones(2))])
+    optimizer = cls([torch.nn.Parameter(torch.ones(2, 2))])
     expected = {p.name: p.default for p in parameters if p.name != "params"}
     assert optimizer.defaults == expected
 

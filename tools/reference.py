@@ -38,6 +38,7 @@ from fusedadam.ascend import npu as npu_module
 from fusedadam.ascend.missing import REPLACEMENTS
 from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
+from fusedadam.formats import compute_dtype
 from fusedadam.rules.rule import PARAM_FLAGS
 
 ROOT = Path(__file__).parents[1]
@@ -153,7 +154,8 @@ def variants(name: str) -> list[tuple[str, Mapping[str, Any], tuple[int, ...]]]:
         return [(label, options, (SIDE,)) for label, options in zip(own, entry.costs, strict=True)]
     own = [f"with `{label}`" if label else f"matrices of {SIDE:,} by {SIDE:,}" for label in labels]
     matrices = [(label, options, (SIDE, SIDE)) for label, options in zip(own, entry.costs, strict=True)]
-    return [*matrices, ("biases, other vectors", {}, (SIDE,))]
+    of_vectors = {"use_muon": False} if entry.matrices else {}
+    return [*matrices, ("biases, other vectors", of_vectors, (SIDE,))]
 
 
 def costs() -> str:
@@ -189,6 +191,8 @@ def bytes_a_parameter(
     for state in specialized.states:
         made = optimizer.states[state].new(param, group)
         sizes[state] = made.element_size() * made.numel() / param.numel()
+    if specialized.product is not None:
+        sizes[specialized.product.name] = compute_dtype(dtype).itemsize
     visits = [role for stage in specialized.stages for role in (*stage.reads, *stage.writes) if role in sizes]
     return sum(sizes[role] for role in visits), sum(sizes[state] for state in specialized.states)
 

@@ -22,6 +22,7 @@ from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.ema_adamw import EmaAdamW
 from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.lion import Lion
+from fusedadam.optimizers.muon import Muon
 from fusedadam.optimizers.nadam import NAdam
 from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adafactor", "Adam", "AdamP", "AdamW", "Adan", "BertAdam", "EmaAdamW"]
-__all__ += ["Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
+__all__ += ["Lamb", "Lion", "Muon", "NAdam", "RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
 __all__ += ["DERIVED", "OPTIONS", "ColumnValue", "Flag", "FusedOptimizer", "RowValue", "Scalar", "State"]

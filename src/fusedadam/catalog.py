@@ -39,6 +39,7 @@ class Entry:
     core           `bench` and `demo` take it by default, and quick tests take each of its variants
     quick          quick tests take its first variant
     float32_twin   torch's class keeps a state in float32 whatever the dtype of the parameter
+    matrices       it multiplies matrices: its bits depend on the processor, and its peers take matrices alone
     """
 
     cls: type[FusedOptimizer]
@@ -53,6 +54,7 @@ class Entry:
     core: bool = False
     quick: bool = False
     float32_twin: bool = False
+    matrices: bool = False
 
     @property
     def name(self) -> str:
@@ -243,6 +245,17 @@ _ENTRIES = (
             *bitsandbytes("Lion"),
         ),
         variants={"": {}, "clipped": CLIPPED, "that holds back": {"cautious": True, **CLIPPED}},
+    ),
+    Entry(
+        cls=fusedadam.Muon,
+        page="muon",
+        when="a transformer in fewer steps than AdamW needs",
+        because="it orthogonalizes the updates of matrices; torch's Muon, up to rounding, with AdamW for the rest",
+        usual={"lr": 2e-2, "weight_decay": 1e-2, "momentum": 0.95, "use_muon": None},
+        peers=(Peer("torch-muon", f"{WRITTEN_HERE}:TorchMuonAndAdamW", note="products in bfloat16"),),
+        choices={"use_muon": (None, False), "nesterov": (True, False), "adjust_lr_fn": (None, "match_rms_adamw")},
+        variants={"": {"use_muon": None}, "clipped": {"use_muon": None, "nesterov": False, **CLIPPED}},
+        matrices=True,
     ),
     Entry(
         cls=fusedadam.ScheduleFreeAdamW,

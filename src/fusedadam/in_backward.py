@@ -209,6 +209,11 @@ def _check(stepper: Stepper, targets: Targets, options: Options) -> None:
             "stepping in backward sees one gradient at a time, and could not skip a whole step; leave "
             "skip_nonfinite out"
         )
+    if stepper.has_products(targets.groups):
+        raise ValueError(
+            "stepping in backward takes one parameter at a time, and each would keep memory for its own products of "
+            "matrices; use optimizer.step(), or use_muon=False in every group"
+        )
     if stepper.has_sums(targets.groups) and any(sharding_of(param) is not None for param in targets.params):
         raise ValueError(
             "stepping in backward would wait for the other processes at every parameter, since this optimizer sums "

@@ -59,8 +59,13 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
             stepping.step()
         only_clips = isinstance(stepping, peers.Clipping)
         results.append([param.grad if only_clips else param.detach() for param in params])
-    in_float32 = row.what.startswith(tuple(entry.name for entry in CATALOG.values() if entry.float32_twin))
-    torch.testing.assert_close(*results, rtol=0, atol=1e-9 if in_float32 else 1e-12)
+    entry = CATALOG.get(row.ours.__name__)
+    if entry and entry.matrices:
+        tolerance = 1e-3  # the peer multiplies matrices in bfloat16; four updates are 0.02 together
+    else:
+        in_float32 = row.what.startswith(tuple(other.name for other in CATALOG.values() if other.float32_twin))
+        tolerance = 1e-9 if in_float32 else 1e-12
+    torch.testing.assert_close(*results, rtol=0, atol=tolerance)
 
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

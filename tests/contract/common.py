@@ -13,6 +13,7 @@ from fusedadam.catalog import CATALOG
 from tests.support import F32, F64
 
 SHAPES = [(4, 6), (7,), (3, 2, 3), ()]
+MATRICES = [(4, 6), (7, 3), (5, 5), (2, 9)]
 MAKERS = {name: make for entry in CATALOG.values() for name, make in entry.tested.items()}
 EVERY_FIRST = {name: MAKERS[name] for name in CATALOG}
 PLAIN = {entry.name: MAKERS[entry.name] for entry in CATALOG.values() if entry.core}
@@ -42,6 +43,11 @@ def leaves(shapes=SHAPES, dtypes=(F32,), seed=0, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
     values = [torch.randn(s, generator=generator, dtype=F64) for s in shapes]
     return [torch.nn.Parameter(v.to(device, d)) for v, d in zip(values, itertools.cycle(dtypes), strict=False)]
+
+
+def leaves_of(name, **more):
+    """Parameters that both torch's optimizer of this name and ours take."""
+    return leaves(MATRICES if CATALOG[name].matrices else SHAPES, **more)
 
 
 def params_of(optimizer):

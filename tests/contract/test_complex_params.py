@@ -43,7 +43,7 @@ def test_the_page_lists_them():
 
 @pytest.mark.parametrize("name", REFUSING)
 def test_optimizers_of_real_numbers_refuse_them_when_a_group_is_added(name):
-    make, real = getattr(fusedadam, name), torch.nn.Parameter(torch.ones(2))
+    make, real = getattr(fusedadam, name), torch.nn.Parameter(torch.ones(2, 2))
     refusal = rf"dtype complex64.*{name} is defined for real parameters.*view_as_real"
     with pytest.raises(RuntimeError, match=refusal):
         make([real, leaf()], **OPTIONS.get(name, {}))

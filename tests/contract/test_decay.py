@@ -150,8 +150,8 @@ def test_an_l2_penalty_has_no_decay_of_its_own():
 def test_others_have_no_such_option(name):
     """In their groups it is somebody else's key."""
     with pytest.raises(TypeError, match="peak_lr"):
-        getattr(fusedadam, name)([param_of()], peak_lr=PEAK)
-    plain, ours = (getattr(fusedadam, name)([param_of()], weight_decay=DECAY) for _ in range(2))
+        getattr(fusedadam, name)([param_of((8, 5))], peak_lr=PEAK)
+    plain, ours = (getattr(fusedadam, name)([param_of((8, 5))], weight_decay=DECAY) for _ in range(2))
     ours.param_groups[0]["peak_lr"] = 2.0
     assert torch.equal(train(plain, [PEAK] * 3), train(ours, [PEAK] * 3))
 

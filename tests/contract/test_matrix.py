@@ -90,8 +90,9 @@ def test_missing_gradients(make, storage):
         assert_same(([param.detach()], [dict(together.state[param])]), ([single.detach()], [dict(own.state[single])]))
 
 
-@EVERY
+@pytest.mark.parametrize(("make", "storage"), [case for case in CASES if case.values[0].func is not fusedadam.Muon])
 def test_in_backward(make, storage):
+    """But for Muon, which is refused there: tests/test_in_backward.py."""
     models = [torch.nn.ParameterList(leaves(SHAPES, [F32 if storage is None else BF16])) for _ in range(2)]
     plain = made(make, storage, models[0].parameters())
     early = fusedadam.step_in_backward(models[1], lambda params: made(make, storage, params))

@@ -28,7 +28,7 @@ def _warnings_again(monkeypatch):
 
 
 def param():
-    return torch.nn.Parameter(torch.ones(2))
+    return torch.nn.Parameter(torch.ones(2, 2))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.contract.common import (
     assert_same,
     assert_unchanged,
     everything,
-    leaves,
+    leaves_of,
     params_of,
     set_grads,
     tensors,
@@ -69,7 +69,7 @@ def test_foreach_and_fused_choose_nothing_however_they_are_set(name, one):
     for flag in {"foreach", "fused"} & plain.defaults.keys():
         for value in (None, False, True):
             assert_same(train(make(name, one, **{flag: value}), 3), plain)
-            assert_same(train(make(name, one, [{"params": leaves(), flag: value}]), 3), plain)
+            assert_same(train(make(name, one, [{"params": leaves_of(name), flag: value}]), 3), plain)
             changed = train(make(name, one), 1)
             changed.defaults[flag] = changed.param_groups[0][flag] = value
             assert_same(train(changed, 2, start=1), plain)
@@ -79,7 +79,7 @@ def test_foreach_and_fused_choose_nothing_however_they_are_set(name, one):
 def test_groups_have_rates_and_decays_of_their_own_as_in_torch(name, one):
     optimizers = []
     for module in (fusedadam, torch.optim):
-        params = leaves(dtypes=[F64])
+        params = leaves_of(name, dtypes=[F64])
         groups = [
             {"params": params[:2], "lr": 0.05},
             {"params": params[2:3], "weight_decay": 0.2},

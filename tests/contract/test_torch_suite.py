@@ -14,19 +14,18 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import fusedadam
-from fusedadam.catalog import CATALOG
 from tests.contract.common import (
     assert_same,
     assert_unchanged,
     copies_of,
     everything,
-    leaves,
+    leaves_of,
     params_of,
     set_grads,
     tensors,
     train,
 )
-from tests.contract.test_torch_inputs import CLASSES, INFO, TOLERANCES, assert_as_torch
+from tests.contract.test_torch_inputs import CLASSES, INFO, assert_as_torch, tolerance
 from tests.support import F32, F64
 
 EACH = [(name, one) for name in INFO for one in INFO[name].optim_inputs_func("cpu")]
@@ -35,11 +34,11 @@ EVERY_INPUT = pytest.mark.parametrize(("name", "one"), EACH, ids=[f"{name}, {one
 
 def make(name, one=None, params=None, module=fusedadam, **more):
     options = copy.deepcopy(one.kwargs) if one is not None else {}
-    return getattr(module, name)(leaves() if params is None else params, **{**options, **more})
+    return getattr(module, name)(leaves_of(name) if params is None else params, **{**options, **more})
 
 
 def assert_close(name, ours, theirs, dtype=F32):
-    rtol, atol = TOLERANCES[F32 if CATALOG[name].float32_twin else dtype]
+    rtol, atol = tolerance(name, dtype)
     assert_as_torch(ours, theirs, rtol=rtol, atol=atol)
 
 
@@ -130,7 +129,7 @@ def test_loading_hooks_run_in_their_order_around_the_load(name):
 @EVERY_INPUT
 def test_a_state_dict_goes_to_torch_and_back(name, one):
     """In the middle of a training, each way, with its options."""
-    ours, theirs = (make(name, one, leaves(dtypes=[F64]), module) for module in (fusedadam, torch.optim))
+    ours, theirs = (make(name, one, leaves_of(name, dtypes=[F64]), module) for module in (fusedadam, torch.optim))
     for optimizer in (ours, theirs):
         train(optimizer, 3)
     saved = copy.deepcopy((theirs.state_dict(), ours.state_dict()))  # torch's goes on with the tensors that it loads
@@ -179,7 +178,7 @@ def test_groups_are_loaded_by_their_position(name):
     """Groups that are listed in another order take each other's options: so do torch's."""
     rates, loaded = (0.125, 0.5), []
     for module in (fusedadam, torch.optim):
-        sources, targets = leaves(), leaves()
+        sources, targets = leaves_of(name), leaves_of(name)
         pairs = [{"params": sources[:2], "lr": rates[0]}, {"params": sources[2:], "lr": rates[1]}]
         swapped = [{"params": targets[2:], "lr": rates[1]}, {"params": targets[:2], "lr": rates[0]}]
         source, target = make(name, None, pairs, module), make(name, None, swapped, module)
@@ -198,8 +197,8 @@ def test_names_of_parameters_are_loaded_as_in_torch(name, saves_names, loads_nam
     """The loading optimizer's own names stay, and without any it takes those of the state dict."""
     kept = []
     for module in (fusedadam, torch.optim):
-        source = train(make(name, None, named(leaves()) if saves_names else leaves(), module), 1)
-        target = make(name, None, named(leaves(), "q") if loads_names else leaves(), module)
+        source = train(make(name, None, named(leaves_of(name)) if saves_names else leaves_of(name), module), 1)
+        target = make(name, None, named(leaves_of(name), "q") if loads_names else leaves_of(name), module)
         saved = source.state_dict()
         target.load_state_dict(saved)
         train(target, 1)
@@ -217,8 +216,8 @@ def test_a_hook_may_reorder_a_state_dict_by_name(name):
         state = {k: state_dict["state"][old] for k, old in enumerate(order)}
         return {**state_dict, "state": state}
 
-    source = train(make(name, None, named(leaves())), 2)
-    target = make(name, None, named(leaves())[::-1])
+    source = train(make(name, None, named(leaves_of(name))), 2)
+    target = make(name, None, named(leaves_of(name))[::-1])
     target.register_load_state_dict_pre_hook(by_name)
     target.load_state_dict(source.state_dict())
     assert_same(tensors(target)[1], tensors(source)[1][::-1])

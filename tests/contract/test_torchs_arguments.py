@@ -16,6 +16,7 @@ OURS = {*OPTIONS, "peak_lr"}
 OWN = {
     "AdamW": {"cautious", "update_clipping", "decoupled_weight_decay"},
     "Adam": {"decoupled_weight_decay"},  # which torch 2.6 does not have
+    "Muon": {"use_muon", "betas"},
 }
 
 

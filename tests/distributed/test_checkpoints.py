@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fusedadam
 from tests.contract.common import MAKERS, PLAIN, leaves
+from tests.distributed import reference
 from tests.distributed.parts import fully_shard
 from tests.distributed.world import on
 
@@ -162,7 +163,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def asked_and_not_asked(variant: str, plain: bool) -> dict[str, tuple[Bits, Bits]]:
     found = {}
-    for name in PLAIN if VARIANTS[variant] else MAKERS:
+    for name in PLAIN if VARIANTS[variant] else reference.EVERY:
         ends = []
         for ask in (False, True):
             options = dict(VARIANTS[variant])

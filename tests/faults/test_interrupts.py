@@ -36,6 +36,7 @@ MAKERS = {
     "AdamW": functools.partial(fusedadam.AdamW, **OPTIONS),
     "EmaAdamW": functools.partial(fusedadam.EmaAdamW, ema_decay=0.9, **OPTIONS),
     "AdamP clipped": functools.partial(fusedadam.AdamP, max_grad_norm=1.0, **OPTIONS),
+    "Muon": functools.partial(fusedadam.Muon, use_muon=None, **OPTIONS),
 }
 ROOT = Path(__file__).parents[2]
 ONE_KERNEL = ("AdamW", "EmaAdamW")

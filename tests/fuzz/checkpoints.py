@@ -16,7 +16,9 @@ from hypothesis.stateful import precondition
 from fusedadam.catalog import CATALOG
 from tests.fuzz.program import Program, assert_same, event
 
-OTHERS: dict[str, Any] = {entry.name: entry.torch_twin for entry in CATALOG.values() if entry.torch_twin}
+OTHERS: dict[str, Any] = {
+    entry.name: entry.torch_twin for entry in CATALOG.values() if entry.torch_twin and not entry.matrices
+}
 OTHERS |= {"EmaAdamW": torch.optim.AdamW, "AdamP": adamp.AdamP}
 
 

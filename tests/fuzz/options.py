@@ -47,6 +47,9 @@ CHANGES: dict[str, Sequence[Any]] = {
     "momentum_decay": (0.0, 0.5),
     "beta2_decay": (-0.5, 0.0),
     "d": (2.0,),
+    "momentum": (0.5, 0.0),
+    "ns_steps": (3, 0),
+    "ns_coefficients": ("polar-express", (2.0, -1.5, 0.5)),
     "alpha_warmup": (5,),
     "beta3_warmup": (6,),
 }
@@ -63,6 +66,8 @@ REFUSED: dict[str, Sequence[Any]] = {
     "e": (-1.0,),
     "schedule": ("linear",),
     "momentum": (-0.1, None),
+    "ns_steps": (-1, 100, 2.5),
+    "ns_coefficients": ("newton", (1.0, 2.0)),
     "dampening": (NAN,),
     "alpha": (-0.1,),
     "rho": (1.5, NAN),
@@ -91,7 +96,7 @@ class Family:
 
     def __init__(self, entry: Entry) -> None:
         self.name, self.make, self.entry = entry.name, cast("Any", entry.cls), entry
-        defaults = self.make([torch.nn.Parameter(torch.zeros(1))]).defaults
+        defaults = self.make([torch.nn.Parameter(torch.zeros(1, 1))]).defaults
         self.flags: dict[str, Sequence[Any]] = {n: v for n, v in entry.choices.items() if n not in LEFT_OUT}
         if "maximize" in defaults:
             self.flags["maximize"] = (False, True)
@@ -111,7 +116,7 @@ class Family:
     def takes(self, options: Flags) -> bool:
         """Some options exclude each other, and a few optimizers refuse what others take."""
         try:
-            self.make([torch.nn.Parameter(torch.zeros(1))], **options)
+            self.make([torch.nn.Parameter(torch.zeros(1, 1))], **options)
         except ValueError:
             return False
         return True

@@ -16,6 +16,7 @@ from fusedadam.catalog import CATALOG
 from tests.fuzz.judge import Expected, coarsest
 from tests.fuzz.reference import Member, States
 
+OF_PRODUCTS = 2.0**16  # the same for matrices that were multiplied in 16 bits
 ROUNDING = 2.0**12  # how far errors may grow where terms cancel, or where states are stored and read again
 
 
@@ -38,7 +39,7 @@ def expected_step(name: str, members: Sequence[Member], after: Sequence[States])
         if cls.specialized(own, param).has_sums:
             own |= {cls.states[state].dtype_option: value.dtype for state, value in stored.items()}
     groups = [{"params": [param], **own} for param, own in zip(params, known, strict=True)]
-    optimizer = cls(groups or [torch.nn.Parameter(torch.zeros(1))])
+    optimizer = cls(groups or [torch.nn.Parameter(torch.zeros(1, 1))])
     for param, member, own in zip(params, members, known, strict=True):
         dtypes = {state: own[cls.states[state].dtype_option] for state in member.states}
         states = {state: value.to(dtypes[state], copy=True) for state, value in member.states.items()}
@@ -48,10 +49,12 @@ def expected_step(name: str, members: Sequence[Member], after: Sequence[States])
     stored = [value.dtype for states in after for value in states.values()]
     compute = coarsest([*(member.dtype for member in members), *stored]) if members else torch.float64
     results = []
-    for param, member in zip(params, members, strict=True):
+    for param, member, own in zip(params, members, known, strict=True):
         before = {"param": member.param, **member.states}
         now = {"param": param.detach(), **{state: optimizer.state[param][state].double() for state in member.states}}
-        results.append({r: Expected(v, _size(before[r], v, member.grad), compute) for r, v in now.items()})
+        multiplied = cls.specialized(own, param).product is not None
+        grown = {role: OF_PRODUCTS if multiplied and role == "param" else ROUNDING for role in now}
+        results.append({r: Expected(v, grown[r] * _size(before[r], v, member.grad), compute) for r, v in now.items()})
     return results
 
 
@@ -60,4 +63,4 @@ def _size(before: Tensor, after: Tensor, grad: Tensor) -> Tensor:
     if not after.numel():
         return after
     largest = max(float(t.abs().max()) for t in (before, after, grad, grad * grad) if t.numel())
-    return torch.full_like(after, ROUNDING * largest)
+    return torch.full_like(after, largest)

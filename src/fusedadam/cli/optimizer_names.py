@@ -80,7 +80,7 @@ def _check_can_be_made(text: str, cls: type[FusedOptimizer]) -> None:
         raise Refused(f"{text!r} needs more arguments than params: {', '.join(required)}; give each a default value")
     make: Callable[..., Any] = cls
     try:
-        make([torch.nn.Parameter(torch.zeros(1))])
+        make([torch.nn.Parameter(torch.zeros(1, 1))])
     except Exception as error:
         raise Refused(f"{text!r} cannot be made with its default values: {_in_one_line(error)}; correct them") from None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fusedadam.rules.orthogonal import matrices_of
 from fusedadam.schedules import warmup_linear
 
 EMA_DECAY = 0.9999
@@ -79,6 +80,37 @@ class TorchAdamWWithEma(torch.optim.AdamW):
         torch._foreach_copy_(self.params, self.ema_params)
         yield
         torch._foreach_copy_(self.params, trained)
+
+
+class TorchMuonAndAdamW:
+    """Muon with torch's own means: its Muon for matrices, and its fused AdamW for the rest, as ours does where
+    ``use_muon`` is None. torch's takes two dimensions alone, so it gets convolutions and stacks as views."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float, use_muon: None = None
+    ) -> None:
+        every = list(params)
+        others = [p for p in every if p.dim() < 2]
+        self.views = [(p, [nn.Parameter(matrix) for matrix in _matrices(p.detach())]) for p in every if p.dim() >= 2]
+        matrices = [matrix for _, views in self.views for matrix in views]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, momentum=momentum))
+        if others:
+            adamw = torch.optim.AdamW(others, lr, (0.9, 0.95), 1e-7, weight_decay, fused=True)
+            self.optimizers.append(adamw)
+
+    def step(self) -> None:
+        for param, views in self.views:
+            if param.grad is not None:
+                for matrix, grad in zip(views, _matrices(param.grad), strict=True):
+                    matrix.grad = grad
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def _matrices(tensor: Tensor) -> Sequence[Tensor]:
+    return (tensor,) if tensor.dim() == 2 else tensor.view(matrices_of(tensor.shape)).unbind()
 
 
 class Loop(torch.optim.Optimizer):

@@ -158,6 +158,10 @@ class Stepper:
         """Whether a step sums over several parameters, under the present options."""
         return any(specialized.shared for specialized in self._specialized_rules(groups))
 
+    def has_products(self, groups: Sequence[Group]) -> bool:
+        """Whether a step multiplies matrices, under the present options."""
+        return any(specialized.product is not None for specialized in self._specialized_rules(groups))
+
     def check_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if this process sees only a part of what the rule sums over."""
         self.check_flat_sums(groups, params)

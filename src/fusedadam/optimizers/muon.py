@@ -1,7 +1,4 @@
-"""Muon: orthogonalized momentum for matrices, and AdamW for the rest (https://kellerjordan.github.io/posts/muon).
-
-Not exported yet: it has neither a page nor sharding, and the fuzzer and `verify` do not know it.
-"""
+"""Muon: orthogonalized momentum for matrices, and AdamW for the rest (https://kellerjordan.github.io/posts/muon)."""
 
 from __future__ import annotations
 
@@ -103,7 +100,8 @@ class Muon(FusedOptimizer):
     row, as for a convolution.
 
     Args:
-        params: as for :class:`AdamW`
+        params: as for :class:`AdamW`; :func:`fusedadam.param_groups` with ``optimizer="muon"`` chooses which of them
+            are for Muon
         lr: learning rate; a number, or a tensor of one element
         weight_decay: decoupled weight decay
         momentum: how much of the buffer is kept, :math:`\mu`
@@ -123,7 +121,6 @@ class Muon(FusedOptimizer):
         state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
-        >>> from fusedadam.optimizers.muon import Muon
         >>> model = torch.nn.Linear(2, 3)
         >>> optimizer = Muon([
         ...     {"params": [model.weight], "use_muon": True, "lr": 0.02},
@@ -182,5 +179,5 @@ class Muon(FusedOptimizer):
             if added["use_muon"] and not is_lazy(param) and param.dim() < 2:
                 raise ValueError(
                     f"a parameter has shape {tuple(param.shape)}, and Muon takes matrices; put it into a group with "
-                    "use_muon=False, and AdamW takes it"
+                    "use_muon=False, as fusedadam.param_groups(model, optimizer='muon') does, and AdamW takes it"
                 )

@@ -89,7 +89,7 @@ def _praise(results: Sequence[Result], places: Sequence[Place]) -> Iterator[str]
     yield f"\nAll {len(results)} cases are right: errors are within what rounding may add up to in the rule."
     compared = [result for result in results if result.case.has_same_bits]
     if others := dict.fromkeys(result.case.optimizer for result in results if not result.case.has_same_bits):
-        yield f"{', '.join(others)}: power() may differ by an ulp between backends, so their bits are not compared."
+        yield f"{', '.join(others)}: power() or orthogonalized() may differ between backends: bits are not compared."
     if len(places) > 1 and compared:
         yield f"{', '.join(map(str, places))} gave the same bits in every step."
     stored = {result.case.storage for result in compared}

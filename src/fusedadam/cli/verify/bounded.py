@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules import ops
+from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz, matrices_of, orthogonalize
 from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
 
 F64 = torch.float64
 EXPONENT = 0x7FF0000000000000  # of a float64
 # Additions on the way of a term into its sum: along a lane, and in pairs of lanes. Everything above is in float64.
 ADDITIONS = SEGMENT["element"] // LANES + LANES.bit_length()
+OF_LARGEST = {torch.float32: 2.0**-2, F64: 2.0**-30}  # errors of products of matrices in bfloat16, or in float64
+MOST_AMPLIFIED = 2.0**10  # of singular values near 0, in five iterations: 3.4445 ** 5 is 485
 Operand: TypeAlias = "Bounded | float"
 
 
@@ -199,6 +202,20 @@ def largest(x: Bounded) -> Bounded:
     return x.run.unrounded(ops.largest(x.value), ops.largest(x.error))
 
 
+def orthogonalized(x: Bounded, method: NewtonSchulz = DEFAULT) -> Bounded:
+    """Rounding errors of products are not followed, as iterations lose small singular values in 16 bits: errors of some
+    share of the largest element are accepted, and a wrong sign, scale or matrix is found."""
+    if x.value.numel() == 0:
+        return x
+    shape = matrices_of(x.value.shape)
+    value = x.value.reshape(shape).clone()
+    orthogonalize(value, method)
+    each = (value, x.value.reshape(shape), x.error.reshape(shape))
+    largest, operand, error = (t.abs().amax((1, 2), keepdim=True) for t in each)
+    share = OF_LARGEST[x.run.dtype] + MOST_AMPLIFIED * (error / operand).nan_to_num(nan=0.0)
+    return x.run.unrounded(value.view(x.value.shape), (largest * share).expand(shape).reshape(x.value.shape))
+
+
 def _both(a: Operand, b: Operand) -> tuple[Bounded, Bounded]:
     run = a.run if isinstance(a, Bounded) else b.run  # type: ignore[union-attr]
     return run.of(a), run.of(b)
@@ -210,4 +227,5 @@ MEANING: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.maximum: _selected(torch.maximum), ops.minimum: _selected(torch.minimum),
     ops.row_sum: _summed(ops.row_sum), ops.tensor_sum: tensor_sum, ops.sum_last: _summed(ops.sum_last),
     ops.sum_second_last: _summed(ops.sum_second_last, COLUMN_SEGMENT),  # one after the other
+    ops.orthogonalized: orthogonalized,
 }  # fmt: skip

@@ -7,6 +7,7 @@ float64, with the error that rounding may add up to in the operations of the rul
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from fusedadam.cli.verify import bounded
 from fusedadam.cli.verify.bounded import F64, Bounded, Run, ulp
 from fusedadam.formats import compute_dtype
 from fusedadam.rules import ops
+from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 
 Roles: TypeAlias = Mapping[str, Tensor]
@@ -37,6 +39,7 @@ class Member:
     flags: Mapping[str, bool]
     options: Mapping[str, Any]
     group: int
+    newton_schulz: NewtonSchulz = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class _Call:
 
     def reload_what_is_stored_early(self, stored: Roles) -> None:
         elements = [stage for stage in self.special.stages if stage.space == "element"]
-        for role in (role for stage in elements[:-1] for role in stage.writes):
+        for role in (role for stage in elements[:-1] for role in stage.writes if role in self.results):
             place = self.results[role].place
             if place is not None:
                 self.reloaded[role], self.replaced[place] = place, stored[role]
@@ -158,7 +161,11 @@ def _with_bounds(rule: Rule, member: Member, shared: _Shared) -> Rule:
 
         return answer
 
-    meaning: dict[Callable[..., Any], Callable[..., Any]] = {**bounded.MEANING, **{op: over_several(op) for op in SUMS}}
+    meaning: dict[Callable[..., Any], Callable[..., Any]] = {
+        **bounded.MEANING,
+        **{op: over_several(op) for op in SUMS},
+        ops.orthogonalized: functools.partial(bounded.orthogonalized, method=member.newton_schulz),
+    }
     made: dict[FunctionType, FunctionType] = {}
 
     def rebuilt(function: FunctionType) -> FunctionType:

@@ -50,9 +50,10 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
         except Exception as error:
             return Result(case, {}, [Failure(EAGER, f"{type(error).__name__}: {error}")])
         reference = EAGER, steps, _judged(case, steps)
+    again_on = 1 if case.has_same_bits else SEVERAL
     for place in (place for place in places if _has(place.device, case.param)):
         try:
-            steps, again = (_take(case, place, seed, threads) for threads in (SEVERAL, 1))
+            steps, again = (_take(case, place, seed, threads) for threads in (SEVERAL, again_on))
         except Exception as error:
             result.failures.append(Failure(place, f"{type(error).__name__}: {error}"))
             continue
@@ -66,7 +67,7 @@ def verify(case: Case, places: Sequence[Place], seed: int) -> Result:
         if errors is not None:
             result.errors[place] = errors
         if (apart := _first_difference(steps, again)) is not None:
-            complaints.append(f"other bits in a second run, on one thread: {apart}")
+            complaints.append(f"other bits in a second run{', on one thread' * (again_on == 1)}: {apart}")
         result.failures += [Failure(place, what) for what in (*wrong, *complaints)]
         if reference is None and not wrong and case.has_same_bits:  # other places are compared with a correct one
             reference = place, steps, judgement

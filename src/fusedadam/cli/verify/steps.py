@@ -94,7 +94,8 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
             param.grad = with_gaps(given) if given.dim() and k % 3 == 1 else given  # other strides than the parameter's
             named = dict(zip(optimizer._flags, flags[own], strict=True))
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
-            members.append(Member({**before[k], "grad": grad}, named, numbers, own))
+            method = optimizer.newton_schulz(optimizer.param_groups[own])
+            members.append(Member({**before[k], "grad": grad}, named, numbers, own, method))
         optimizer.step()
         after = [_stored(p, optimizer.state[p]) for p in params]
         before = after if case.storage is None else [_values(optimizer, own) for own in after]
