@@ -23,7 +23,6 @@ DELTA = 0.1  # AdamP's threshold, which the gradients are made for
 EVERY: dict[str, Any] = {
     name: functools.partial(make, delta=DELTA) if "delta" in make.keywords else make
     for entry in CATALOG.values()
-    if not entry.matrices  # sharded ones are refused: see test_edges.py
     for name, make in entry.tested.items()
 }
 # where nothing is summed, every bit is that of one process

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fusedadam.engine.exchange import is_exchanged
 from fusedadam.formats import FORMAT_OF_DTYPE
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.complex_numbers import part_dtype
@@ -61,11 +62,14 @@ def _callers() -> Iterator[tuple[str, str]]:
 
 
 def is_waited_for(param: Tensor, specialized: SpecializedRule) -> bool:
-    """Whether other processes, which have shards of this parameter, wait for this one's contribution to sums.
+    """Whether other processes, which have shards of this parameter, wait for this one's contribution to sums, or for
+    its part of a matrix.
 
     ``requires_grad`` does not matter: another process may still have a gradient from before the parameter was frozen.
     """
-    return specialized.has_sums and part_dtype(param.dtype) in FORMAT_OF_DTYPE and sharding_of(param) is not None
+    if part_dtype(param.dtype) not in FORMAT_OF_DTYPE or sharding_of(param) is None:
+        return False
+    return specialized.has_sums or (specialized.product is not None and is_exchanged(param))
 
 
 @contextlib.contextmanager

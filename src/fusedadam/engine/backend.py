@@ -72,15 +72,19 @@ class Joined(Protocol):
     def __call__(self, step: int, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None: ...
 
 
-Orthogonalize: TypeAlias = Callable[[Tensor], None]  # of a stack of matrices, in place
+class Orthogonalize(Protocol):
+    """Of a stack of matrices, in place. ``shifts``: of one that is in the dtype of the products already, the powers of
+    two that ``orthogonal.narrowed`` has multiplied each matrix by."""
+
+    def __call__(self, stack: Tensor, shifts: Tensor | None = None, /) -> None: ...
 
 
 def orthogonalize(table: LaunchTable) -> Orthogonalize:
     """By torch's own products of matrices. Nothing is computed in a step that is left out."""
 
-    def run(stack: Tensor) -> None:
+    def run(stack: Tensor, shifts: Tensor | None = None) -> None:
         if table.found_inf is None or table.home.type != "cpu" or table.found_inf.item() == 0:
-            orthogonal.orthogonalize(stack, table.newton_schulz)
+            orthogonal.orthogonalize(stack, table.newton_schulz, shifts)
 
     return run
 

@@ -60,9 +60,6 @@ class Launch:
         self.table, self.backend = table, backend
         self.stages = dict(backend.prepare(table))
         self.product = table.specialized.product
-        if self.product is not None:
-            stack, orthogonalize = products.stack_of(table), backend.orthogonalize(table)
-            self.stages[Position(self.product.position.round, Phase.PRODUCTS)] = lambda _: orthogonalize(stack)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
 
     def runs_at(self, position: Position) -> bool:
@@ -75,7 +72,7 @@ class Launch:
         return stage.space == "element" or not any(name in self.table.formats for name in stage.arrays)
 
     def waits_at(self, position: Position) -> bool:
-        """Whether its stage here comes after all others of the step, with those of its product."""
+        """Whether its stage here comes after all others of the step, with those of its chunk."""
         return self.product is not None and position >= self.product.position
 
     def begin(self, roles: Sequence[Roles]) -> Run:
@@ -106,14 +103,15 @@ class Launches:
 
     def __init__(self, members: Sequence[Member]) -> None:
         checks.new_tensors("param")
-        by_key: dict[Any, list[int]] = {}
-        for k, member in enumerate(members):
-            by_key.setdefault(member.launch_key, []).append(k)
-        chunks = list(products.in_chunks(by_key.values(), members))
+        sharded = products.sharded_chunks(members)
+        chunk_of = {k: n for n, own in enumerate(sharded) for k in own}
+        indices_of = list(products.in_launches(members, chunk_of))
+        memory = products.operands(indices_of, members, chunk_of)
         self._all = [
-            Launch(LaunchTable(indices, members, operands), members[indices[0]].backend)
-            for indices, operands in zip(chunks, products.operands(chunks, members), strict=True)
+            Launch(LaunchTable(indices, members, operands, chunk_of.get(indices[0])), members[indices[0]].backend)
+            for indices, operands in zip(indices_of, memory.of_launch, strict=True)
         ]
+        self.chunks = products.prepare(self._all, members, sharded, memory)
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -191,19 +189,34 @@ class Launches:
                 table.compile_scaled.pop()  # only now: it may have been interrupted
 
     def _in_order(self) -> Iterator[tuple[Callable[..., None], int | None]]:
-        """Stage by stage: what runs, and the launch whose tensors it is handed, if any. Rows that are sharded
-        themselves are known only after an all-reduce, and wait for it. From the operands of a product on, launch by
-        launch: they share the memory of the operands."""
-        stages = {position for launch in self for position in launch.stages}
-        for position in sorted({*stages, *self._shared, *(reduction.position for reduction in self.reductions)}):
-            having = [k for k, launch in enumerate(self) if launch.runs_at(position) and not launch.waits_at(position)]
+        """What runs, and the launch whose tensors it is handed, if any: stage by stage, and from the operands of a
+        product on, chunk by chunk, which share memory."""
+        yield from self._stage_by_stage([*range(len(self))], None, lambda launch, at: not launch.waits_at(at))
+        for chunk in self.chunks:
+            yield from self._stage_by_stage(chunk.launches, chunk, Launch.waits_at)
+
+    def _stage_by_stage(
+        self, launches: Sequence[int], chunk: products.Chunk | None, is_due: Callable[[Launch, Position], bool]
+    ) -> Iterator[tuple[Callable[..., None], int | None]]:
+        """Rows that are sharded themselves are known only after an all-reduce, and wait for it."""
+        number = None if chunk is None else self[launches[0]].table.chunk
+        reductions = [one for one in self.reductions if one.chunk == number] if number is not None or not chunk else []
+        shared = {} if chunk else self._shared
+        positions = {at for k in launches for at in self[k].stages if is_due(self[k], at)}
+        positions |= {*shared, *(reduction.position for reduction in reductions)}
+        if chunk is not None:
+            product = self[launches[0]].product
+            assert product is not None
+            positions.add(multiplied := Position(product.position.round, Phase.PRODUCTS))
+        for position in sorted(positions):
+            having = [k for k in launches if self[k].runs_at(position) and is_due(self[k], position)]
             waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from ((self[k].stages[position], k) for k in having if k not in waiting)
-            yield from ((reduction.run, None) for reduction in self.reductions if reduction.position == position)
+            if chunk is not None and position == multiplied:
+                yield chunk.multiply, None
+            yield from ((reduction.run, None) for reduction in reductions if reduction.position == position)
             yield from ((self[k].stages[position], k) for k in waiting)
-            yield from ((action, None) for action in self._shared.get(position, ()))
-        for k, launch in enumerate(self):
-            yield from ((launch.stages[at], k) for at in sorted(launch.stages) if launch.waits_at(at))
+            yield from ((action, None) for action in shared.get(position, ()))
 
     def report(self, name: str) -> list[tuple[LaunchTable, Tensor]]:
         """A value by tensor after the step, of each table that has it."""

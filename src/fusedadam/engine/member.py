@@ -79,8 +79,8 @@ class Member:
 
     @property
     def matrices(self) -> Matrices:
-        """What a rule that orthogonalizes sees in the parameter."""
-        return matrices_of(self.roles["param"].shape)
+        """What a rule that orthogonalizes sees in the whole parameter."""
+        return matrices_of((self.roles["param"] if self.whole is None else self.whole).shape)
 
     @property
     def launch_key(self) -> Any:

@@ -166,28 +166,17 @@ def _check(participants: Sequence[Participant]) -> None:
                 f"a parameter has shape {tuple(p.param.shape)}, without rows and columns, for which the rule "
                 f"{p.specialized.rule.name} has values; compute them under `if matrix:`, or leave the parameter out"
             )
-        if p.specialized.product is not None:
-            _check_is_matrix(p)
+        if p.specialized.product is not None and p.param.dim() < 2:
+            raise ValueError(
+                f"a parameter has shape {tuple(p.param.shape)}, and the rule {p.specialized.rule.name} orthogonalizes "
+                "matrices; do so under `if matrix:`, or leave the parameter out"
+            )
         dtypes = checks.dtypes_like(p.param)
         checks.written("param", p.param, dtypes)
         if not p.is_absent:
             checks.tensor("grad", p.grad, dtypes)
             checks.both_sharded("grad", p.grad, p.param)
     checks.new_tensors("param")
-
-
-def _check_is_matrix(p: Participant) -> None:
-    name = p.specialized.rule.name
-    if p.param.dim() < 2:
-        raise ValueError(
-            f"a parameter has shape {tuple(p.param.shape)}, and the rule {name} orthogonalizes matrices; do so under "
-            "`if matrix:`, or leave the parameter out"
-        )
-    if local_shape(p.param) != p.param.shape:
-        raise ValueError(
-            f"a parameter of shape {tuple(p.param.shape)} is sharded, and the rule {name} orthogonalizes whole "
-            "matrices; put it into a group with use_muon=False, or replicate it"
-        )
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:

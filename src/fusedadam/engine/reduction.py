@@ -79,13 +79,13 @@ class Exchange(NamedTuple):
 
 class Reduction:
     """The three phases, after ``position``: one all-reduce over all processes of a mesh, or one after the other along
-    each of the mesh's dimensions ``over``."""
+    each of the mesh's dimensions ``over``. ``chunk``: whose products of matrices it comes with or after."""
 
     def __init__(
-        self, position: Position, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
+        self, position: Position, chunk: int | None, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
         reduced: Sequence[ReducedValues],
     ) -> None:  # fmt: skip
-        self.position, self._largest = position, largest
+        self.position, self.chunk, self._largest = position, chunk, largest
         self._groups = [group_of(mesh)] if over is None else [mesh.get_group(k) for k in over]
         # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
@@ -146,12 +146,14 @@ class Reduction:
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
     """The reductions of a step, in an order that is the same on every process."""
-    found: dict[tuple[Position, bool, DeviceMesh, tuple[int, ...] | None], list[ReducedValues]] = {}
+    found: dict[tuple[Position, int | None, bool, DeviceMesh, tuple[int, ...] | None], list[ReducedValues]] = {}
     begun: set[int] = set()
     for position, largest, values in sorted(_reduced_values(tables), key=lambda item: item[0]):
         mesh = values.table.mesh
         assert mesh is not None
-        together = found.setdefault((position, largest, mesh, values.over), [])
+        product = values.table.specialized.product
+        chunk = values.table.chunk if product is not None and position >= product.position else None
+        together = found.setdefault((position, chunk, largest, mesh, values.over), [])
         # the first reduction of a table also counts the processes that have a gradient
         if values.over is None and id(values.table) not in begun:
             begun.add(id(values.table))
@@ -159,12 +161,12 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
         together.append(values)
 
     def order(item: tuple[Any, list[ReducedValues]]) -> tuple[Position, int, bool, tuple[int, ...]]:
-        (position, largest, _, over), reduced = item
+        (position, _, largest, _, over), reduced = item
         return position, min(int(values.table.member_indices.min()) for values in reduced), largest, over or ()
 
     return [
-        Reduction(position, mesh, over, largest, reduced)
-        for (position, largest, mesh, over), reduced in sorted(found.items(), key=order)
+        Reduction(position, chunk, mesh, over, largest, reduced)
+        for (position, chunk, largest, mesh, over), reduced in sorted(found.items(), key=order)
     ]
 
 

@@ -48,6 +48,8 @@ class NewtonSchulz(NamedTuple):
 
 DEFAULT = NewtonSchulz()
 SMALLEST_NORM = 1e-15  # from which on float32 has all squares that count
+# float16 holds values below 2**16, and 2**15 leaves room; float32 holds the powers of two of either sign up to 126
+LARGEST_EXPONENT, MOST_SHIFTED = 15, 126
 SMALLEST_BLOCK, BLOCKS = 256, 4  # rows of a symmetric product: smaller blocks take longer than they save
 
 
@@ -78,8 +80,11 @@ def matrices_of(shape: Sequence[int]) -> Matrices:
     return Matrices(1, shape[0], math.prod(shape[1:]))
 
 
-def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
+def orthogonalize(stack: Tensor, method: NewtonSchulz, shifts: Tensor | None = None) -> None:
     """Replaces each matrix of ``stack``, (matrices, rows, columns), by its orthogonalized one.
+
+    ``shifts``: of a stack that another process has narrowed, the powers of two that its matrices were multiplied by.
+    Norms are those of the narrowed matrices, so that results do not depend on where they were narrowed.
 
     In torch's matrix products, for any device. On a CPU, batches of small matrices are much faster, and large ones are
     taken one by one: in both ways the bits of each do not depend on how many there are.
@@ -87,16 +92,48 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
     if stack.numel() == 0:
         return
     dtype = product_dtype(stack)
+    if shifts is None:
+        shifts = shifts_for(largest(stack), dtype)
     one_by_one = stack.device.type == "cpu" and min(stack.shape[1:]) > SMALLEST_BLOCK
-    for part in stack.split(1) if one_by_one else (stack,):
-        wide = part if part.shape[1] <= part.shape[2] else part.mT
-        x = (wide / norms(part).clamp_(min=method.eps).to(part.dtype)).to(dtype)
+    height = 1 if one_by_one else len(stack)
+    for part, shift in zip(stack.split(height), shifts.split(height), strict=True):
+        narrow = part if part.dtype == dtype else narrowed(part, shift, dtype)
+        least = method.eps * torch.exp2(shift.double())
+        norm = torch.maximum(norms(narrow), least.view(-1, 1, 1))
+        compute = torch.promote_types(dtype, torch.float32)
+        wide, operand = (part, narrow) if part.shape[1] <= part.shape[2] else (part.mT, narrow.mT)
+        x = (operand.to(compute) / norm.to(compute)).to(dtype)
         wide.copy_(iterate(x[0], method.coefficients) if one_by_one else iterate(x, method.coefficients))
 
 
+def largest(matrices: Tensor) -> Tensor:
+    """The largest absolute value of each, or of each part of one, for ``shifts_for``."""
+    if product_dtype(matrices) != torch.float16 or matrices.numel() == 0:
+        return matrices.new_zeros(len(matrices))
+    found: Tensor = torch.linalg.vector_norm(matrices.flatten(1), math.inf, dim=1)
+    return found
+
+
+def shifts_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The powers of two that take matrices with these largest values to the upper end of float16, as integers: small
+    values keep their bits. Other dtypes have the range of what is narrowed."""
+    if dtype != torch.float16:
+        return torch.zeros_like(largest, dtype=torch.int32)
+    _, exponents = torch.frexp(largest)
+    return (LARGEST_EXPONENT - exponents).clamp_(-MOST_SHIFTED, MOST_SHIFTED)
+
+
+def narrowed(matrices: Tensor, shifts: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype of the products. A power of two changes no bit of a float32, whatever part of a matrix it is."""
+    if dtype != torch.float16:
+        return matrices.to(dtype)
+    factors = torch.exp2(shifts.to(matrices.dtype)).view(-1, *[1] * (matrices.dim() - 1))
+    return (matrices * factors).to(dtype)
+
+
 def norms(stack: Tensor) -> Tensor:
-    """Of each matrix, (matrices, 1, 1)."""
-    if stack.device.type == "cpu" and stack.dtype == torch.float32:  # one by one, and so added up in one order
+    """Of each matrix, (matrices, 1, 1), in float64."""
+    if stack.device.type == "cpu" and stack.dtype != torch.float64:  # one by one, and so added up in one order
         return torch.stack([_norm(matrix) for matrix in stack.unbind()]).view(-1, 1, 1)
     found: Tensor = torch.linalg.vector_norm(stack, dim=(1, 2), keepdim=True, dtype=torch.float64)
     return found
@@ -104,6 +141,7 @@ def norms(stack: Tensor) -> Tensor:
 
 def _norm(matrix: Tensor) -> Tensor:
     """Squares of float32 may overflow, or be too small to add up; float64 takes much longer."""
+    matrix = matrix.float()
     norm: Tensor = torch.linalg.vector_norm(matrix)
     if SMALLEST_NORM < norm < torch.inf:
         return norm.double()

@@ -175,7 +175,7 @@ def index_map(param: Tensor) -> IndexMap:
     stride = math.prod(param.shape)
     for dim, size in enumerate(param.shape):
         stride //= max(1, size)
-        begin, inside = _runs(_held(param, dim))
+        begin, inside = _runs(held(param, dim))
         first += begin * stride
         runs += [(count, jump * stride) for count, jump in inside if count != 1]
     if any(count == 0 for count, _ in runs):
@@ -203,26 +203,28 @@ def local_shape(param: Tensor) -> tuple[int, ...]:
     here = local(param)
     if here.numel() or not is_dtensor(param) or param.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
         return tuple(here.shape)
-    return tuple(len(held) if held is not None else 0 for held in (_held(param, k) for k in range(param.dim())))
+    indices = (held(param, k) for k in range(param.dim()))
+    return tuple(len(those) if those is not None else 0 for those in indices)
 
 
-def _held(param: Any, dim: int) -> Tensor | None:
-    """Which indices of a dimension this process has; None if torch itself does not know."""
+def held(param: Any, dim: int, coordinates: Sequence[int] | None = None) -> Tensor | None:
+    """Which indices of a dimension a process has: this one, or the one at these coordinates of the mesh. None if torch
+    itself does not know."""
     shape = [1] * param.dim()
     shape[dim] = -1
-    held = torch.arange(param.shape[dim]).view(shape)
-    for size, coordinate, placement in _shards_along(param, dim):
+    indices = torch.arange(param.shape[dim]).view(shape)
+    for size, coordinate, placement in _shards_along(param, dim, coordinates):
         try:
-            pieces, _ = placement._split_tensor(held, size, with_padding=False, contiguous=False)
+            pieces, _ = placement._split_tensor(indices, size, with_padding=False, contiguous=False)
         except AssertionError:  # torch 2.6 has no uneven strides
             return None
-        held = pieces[coordinate]
-    return held.flatten()
+        indices = pieces[coordinate]
+    return indices.flatten()
 
 
-def _shards_along(param: Any, dim: int) -> list[tuple[int, int, Any]]:
-    """The placements that shard a dimension, with their number of processes and this one's coordinate, in the order in
-    which they cut it.
+def _shards_along(param: Any, dim: int, coordinates: Sequence[int] | None = None) -> list[tuple[int, int, Any]]:
+    """The placements that shard a dimension, with their number of processes and the coordinate of this one, or of the
+    one at ``coordinates``, in the order in which they cut it.
 
     The strided ones of FSDP2 cut what the ones to their right have left, and come after them as plain ones. torch reads
     all of them from left to right, which is the same where sizes are even.
@@ -232,7 +234,9 @@ def _shards_along(param: Any, dim: int) -> list[tuple[int, int, Any]]:
     mesh = param.device_mesh
     given = [
         (size, coordinate, placement)
-        for size, coordinate, placement in zip(mesh.shape, mesh.get_coordinate(), param.placements, strict=True)
+        for size, coordinate, placement in zip(
+            mesh.shape, coordinates or mesh.get_coordinate(), param.placements, strict=True
+        )
         if getattr(placement, "dim", None) == dim
     ]
     plain: list[tuple[int, int, Any]] = []
@@ -250,19 +254,19 @@ def _shards_along(param: Any, dim: int) -> list[tuple[int, int, Any]]:
     return [*plain, *strided]
 
 
-def _runs(held: Tensor | None) -> tuple[int, list[tuple[int, int]]]:
+def _runs(indices: Tensor | None) -> tuple[int, list[tuple[int, int]]]:
     """Indices as (count, distance) of runs and of the items in a run, and the first of them."""
-    if held is not None:
-        if not len(held):
+    if indices is not None:
+        if not len(indices):
             return 0, [(0, 1)]
-        first, count = int(held[0]), len(held)
-        breaks = (held.diff() != 1).nonzero().flatten()
+        first, count = int(indices[0]), len(indices)
+        breaks = (indices.diff() != 1).nonzero().flatten()
         if not len(breaks):
             return first, [(count, 1)]
         length = int(breaks[0]) + 1
-        jump = int(held[length]) - first
+        jump = int(indices[length]) - first
         i = torch.arange(count)
-        if torch.equal(held, first + i // length * jump + i % length):
+        if torch.equal(indices, first + i // length * jump + i % length):
             return first, [(-(-count // length), jump), (length, 1)]
     raise RuntimeError(
         "a DTensor's rows are dealt out to the processes in strides of different lengths, and stochastic rounding has "
