@@ -30,7 +30,8 @@ BIT_FOR_BIT = {name for name, make in EVERY.items() if not sums(make)}
 ELEMENTWISE = {name: EVERY[name] for name in ("AdamW", "Adam", "EmaAdamW")}
 OF_SUMS = ("AdamP", "AdamP clipped", "BertAdam", "BertAdam by group", "BertAdam over all", "EmaAdamW clipped")
 SUMMING = {name: EVERY[name] for name in OF_SUMS}
-OPTIMIZERS = ELEMENTWISE | SUMMING
+MULTIPLYING = {"Muon": EVERY["Muon"]}
+OPTIMIZERS = ELEMENTWISE | SUMMING | MULTIPLYING
 # What is sharded is the base's business, so only some tests take the others, and quick tests those with other sums or
 # states.
 REST = {name: make for name, make in EVERY.items() if name not in OPTIMIZERS}

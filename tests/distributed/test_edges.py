@@ -252,24 +252,3 @@ def test_parts_by_hand_are_torchs():
             placements = [fitting(p, whole.dim()) for p in own]
             theirs = compat.distribute(whole, mesh_of(2, 2), placements)
             assert torch.equal(part_of(whole, mesh_of(2, 2), placements), here(theirs)), (shape, own)
-
-
-@on("two")
-def test_muon_refuses_sharded_matrices_before_anything_is_written_and_takes_replicated_ones():
-    value, grad = torch.arange(24.0).view(4, 6), torch.ones(4, 6)
-    alone = torch.nn.Parameter(value.clone())
-    results = {}
-    for name, placement in {"alone": None, "everywhere": R, "rows": S0, "columns": S1}.items():
-        param = alone if placement is None else parameter(value, mesh_of(2), placement)
-        optimizer = fusedadam.Muon([param], lr=0.02, backend="eager")
-        param.grad = grad.clone() if placement is None else parameter(grad, mesh_of(2), placement).detach()
-        if placement in (S0, S1):
-            with pytest.raises(ValueError, match=r"shape \(4, 6\) is sharded, and the rule muon orthogonalizes whole"):
-                optimizer.step()
-            assert not optimizer.state
-            assert torch.equal(here(param), part_of(value, mesh_of(2), [placement]))
-        else:
-            optimizer.step()
-            results[name] = here(param).detach().clone()
-    assert torch.equal(results["alone"], results["everywhere"])
-    assert not torch.equal(results["alone"], value)

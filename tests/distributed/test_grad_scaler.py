@@ -18,7 +18,7 @@ from tests.distributed.test_wrappers import fsdp1
 from tests.distributed.world import on
 from tests.meaning.made_to_measure import gradient, values
 
-OPTIMIZERS = ("AdamW", "EmaAdamW", "AdamP clipped", "BertAdam", "BertAdam over all", "Adan", "Lion clipped")
+OPTIMIZERS = ("AdamW", "EmaAdamW", "AdamP clipped", "BertAdam", "BertAdam over all", "Adan", "Lion clipped", "Muon")
 OPTIMIZERS += (*SMALLER,)
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 SHAPES = [(5, 6), (4,), (7, 3), (3, 4)]

@@ -15,7 +15,7 @@ SHAPES = [(7, 5), (300,), (), (4, 6, 2)]
 
 
 @on("two")
-@pytest.mark.parametrize("name", ["AdamW", "AdamP clipped"])
+@pytest.mark.parametrize("name", ["AdamW", "AdamP clipped", "Muon", "Muon clipped"])
 def test_norms_of_sharded_parameters_on_two(name):
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=generator) for shape in SHAPES]

@@ -77,7 +77,7 @@ def expect(answers: list[Any], optimizer: str, where: str) -> None:
         assert said == numbers
 
 
-EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+EVERY = pytest.mark.parametrize("optimizer", ROUNDS)
 
 
 @EVERY

@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fusedadam
 from tests.distributed.parts import digest, fully_shard, here, mesh_of
-from tests.distributed.reference import ELEMENTWISE, OPTIMIZERS, SUMMING
+from tests.distributed.reference import ELEMENTWISE, MULTIPLYING, OPTIMIZERS, SUMMING
 from tests.distributed.test_backward import STEPS, batch, learn, loss_of, make, mine, model, sharded, train
 from tests.distributed.test_backward import assert_same as assert_same_as_alone
 from tests.distributed.world import on
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
-OVER_SEVERAL = [name for name in OPTIMIZERS if name not in ("AdamW", "Adam", "EmaAdamW", "AdamP", "BertAdam")]
+OVER_SEVERAL = [name for name in SUMMING if name not in ("AdamP", "BertAdam")]
 EVERY_ELEMENTWISE = pytest.mark.parametrize("optimizer", ELEMENTWISE)
 EVERY_SUMMING = pytest.mark.parametrize("optimizer", SUMMING)
 
@@ -101,8 +101,8 @@ def test_fsdp1(optimizer, original):
 
 @on("two")
 @ORIGINAL
-@EVERY_SUMMING
-def test_fsdp1_refuses_rules_that_sum(optimizer, original):
+@pytest.mark.parametrize("optimizer", SUMMING | MULTIPLYING)
+def test_fsdp1_refuses_rules_that_sum_or_multiply(optimizer, original):
     with pytest.raises(ValueError, match=r"FullyShardedDataParallel has flattened.*fully_shard \(FSDP2\) instead"):
         make(optimizer, fsdp1(original).parameters())
 
@@ -172,11 +172,13 @@ def test_step_in_backward_under_fsdp2(optimizer):
 
 
 @on("two")
-@EVERY_SUMMING
-def test_step_in_backward_refuses_rules_that_sum(optimizer):
+@pytest.mark.parametrize("optimizer", SUMMING | MULTIPLYING)
+def test_step_in_backward_refuses_rules_that_sum_or_multiply(optimizer):
     net = model()
     fully_shard(net, mesh=mesh_of(2))
-    with pytest.raises(ValueError, match=r"stepping in backward (would wait for|sees one gradient)"):
+    with pytest.raises(
+        ValueError, match=r"stepping in backward (would wait for|sees one gradient|takes one parameter)"
+    ):
         fusedadam.step_in_backward(net, functools.partial(make, optimizer))
     # and nothing is left behind: the model can be trained
     learn(net, make(optimizer, net.parameters()), mine(0))

@@ -117,7 +117,7 @@ def _borders(indices: Int64s) -> list[int]:
 
 class Route(NamedTuple):
     """One way of the exchange, in runs of neighbors: which are sent, in the order of the processes that get them, and
-    where those received are, in the order of the memory that they go to. None: as they are."""
+    where those received are, in the order of the memory that they go to. None: from the first on, as they are."""
 
     send: Tensor | None
     place: Tensor | None
@@ -128,7 +128,7 @@ class Route(NamedTuple):
         import torch.distributed as dist
 
         runs = source.reshape(-1, run)
-        out = runs if self.send is None else runs.index_select(0, self.send)
+        out = runs[: sum(self.sent)] if self.send is None else runs.index_select(0, self.send)
         received = runs.new_empty(sum(self.received), run)
         dist.all_to_all_single(received, out, self.received, self.sent, group)
         return received if self.place is None else received.index_select(0, self.place)

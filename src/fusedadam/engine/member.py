@@ -88,7 +88,8 @@ class Member:
         shards, and matrices of one shape where they are multiplied."""
         formats = tuple(self.formats.values())
         cut = self.sharding and (self.sharding.by_row_and_column if self.specialized.is_factored else None)
-        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, self.is_absent, cut)
+        mesh = self.sharding and (self.sharding.mesh, self.sharding.splits_rows, cut)
         runs = self.index_map and self.index_map.is_one_run
         product = None if self.specialized.product is None else (self.newton_schulz, self.matrices[1:])
-        return self.roles["param"].device, self.specialized, formats, self.backend, mesh, runs, product
+        kernels = self.roles["param"].device, self.specialized, formats, self.backend
+        return *kernels, mesh, self.is_absent, runs, product

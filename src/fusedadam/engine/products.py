@@ -34,10 +34,11 @@ BYTES_PER_ELEMENT = 4 + 2 * (2 + 5)
 
 
 class Chunk(NamedTuple):
-    """``multiply`` replaces the operands that these launches have stored."""
+    """``multiply`` replaces the operands that these launches have stored; ``bytes_sent`` by this process to others."""
 
     launches: list[int]
     multiply: Action
+    bytes_sent: int = 0
 
 
 def sharded_chunks(members: Sequence[Member]) -> list[list[int]]:
@@ -144,8 +145,11 @@ def prepare(
             chunks[launch.table.chunk].append(k)
     exchanges = dict(_exchanges(launches, chunks, members, sharded, memory))
     for n, own in chunks.items():
-        those = [launches[k] for k in own]
-        found.append(Chunk(own, _exchanged(those, exchanges[n]) if n in exchanges else _each_alone(those)))
+        those, exchange = [launches[k] for k in own], exchanges.get(n)
+        if exchange is None:
+            found.append(Chunk(own, _each_alone(those)))
+        else:
+            found.append(Chunk(own, _exchanged(those, exchange), exchange.bytes_sent))
     return found
 
 
