@@ -73,8 +73,8 @@ class Joined(Protocol):
 
 
 class Orthogonalize(Protocol):
-    """Of a stack of matrices, in place. ``shifts``: of one that is in the dtype of the products already, the powers of
-    two that ``orthogonal.narrowed`` has multiplied each matrix by."""
+    """Of a stack of matrices, in place: as kernels have stored it, or in the dtype of the products, with the powers of
+    two that ``orthogonal.narrowed`` has multiplied its matrices by if that is float16 (``shifts``)."""
 
     def __call__(self, stack: Tensor, shifts: Tensor | None = None, /) -> None: ...
 

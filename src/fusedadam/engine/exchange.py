@@ -171,12 +171,11 @@ class MatrixExchange:
         beside = [part.replica == mine.replica for part in parts.of]
         from_here, to_there = ([x if b else x[:0] for x, b in zip(xs, beside, strict=True)] for xs in (here, there))
         self._forth = _route(from_here, to_there, self._mesh_device)
-        # float16 alone needs the largest value of each matrix
         every = np.arange(owner_of.size).reshape(owner_of.shape)
         of_slots = every[np.argsort(slots)][:, mine.matrices].ravel()
         self._matrices_here, self._matrices_owned = (sent(n, memory.device) for n in (of_slots, every[owned]))
-        self._largest = torch.zeros(owner_of.size, device=memory.device)
         self._parts = memory.view(len(of_slots), len(mine.runs) * parts.run)
+        self._count = owner_of.size
 
     @property
     def bytes_sent(self) -> int:
@@ -186,25 +185,24 @@ class MatrixExchange:
         return runs * self._run * self._dtype.itemsize
 
     def run(self, orthogonalize: Orthogonalize) -> None:
-        shifts_here, shifts = self._shifts()
-        narrow = orthogonal.narrowed(self._parts, shifts_here, self._dtype).to(self._mesh_device)
+        shifts = self._shifts() if self._dtype == torch.float16 else None
+        here = None if shifts is None else shifts[self._matrices_here]
+        narrow = orthogonal.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
         stack = self._forth.run(narrow, self._run, self._group).to(self._memory.device)
         stack = stack.view(-1, self._shape.rows, self._shape.columns)
-        orthogonalize(stack, shifts)
+        orthogonalize(stack, None if shifts is None else shifts[self._matrices_owned])
         result = self._back.run(stack.to(self._mesh_device), self._run, self._group)
         self._memory.copy_(result.view(-1))
 
-    def _shifts(self) -> tuple[Tensor, Tensor]:
-        """Of the matrices that this process has a part of, and of those that it owns."""
+    def _shifts(self) -> Tensor:
+        """Of all matrices, by the largest values that any process has of them."""
         import torch.distributed as dist
 
-        if self._dtype == torch.float16:
-            self._largest.zero_()[self._matrices_here] = orthogonal.largest(self._parts)
-            everywhere = self._largest.to(self._mesh_device)
-            dist.all_reduce(everywhere, op=dist.ReduceOp.MAX, group=self._group)
-            self._largest.copy_(everywhere)
-        shifts = orthogonal.shifts_for(self._largest, self._dtype)
-        return shifts[self._matrices_here], shifts[self._matrices_owned]
+        largest = torch.zeros(self._count, device=self._memory.device)
+        largest[self._matrices_here] = orthogonal.largest(self._parts)
+        largest = largest.to(self._mesh_device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
+        return orthogonal.shifts_for(largest.to(self._memory.device))
 
 
 def _expanded(items: Int64s, each: int, inside: Int64s) -> Int64s:

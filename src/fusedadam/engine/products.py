@@ -204,5 +204,7 @@ def _exchanges(
         for n, shape, owned in zip(numbers, shapes, np.split(every, ends), strict=True):
             whole = members[sharded[n][0]].whole
             known = parts.setdefault((whole.shape, whole.placements), parts_of(whole))
+            # as many for each, but neighbors together: then they are sent from where they are
+            owned = np.sort(owned).reshape(shape)
             in_memory = [k for launch in chunks[n] for k in launches[launch].table.member_indices.tolist()]
-            yield n, MatrixExchange(whole, known, np.argsort(in_memory), owned.reshape(shape), memory.of_chunk[n])
+            yield n, MatrixExchange(whole, known, np.argsort(in_memory), owned, memory.of_chunk[n])

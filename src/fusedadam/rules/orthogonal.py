@@ -83,8 +83,8 @@ def matrices_of(shape: Sequence[int]) -> Matrices:
 def orthogonalize(stack: Tensor, method: NewtonSchulz, shifts: Tensor | None = None) -> None:
     """Replaces each matrix of ``stack``, (matrices, rows, columns), by its orthogonalized one.
 
-    ``shifts``: of a stack that another process has narrowed, the powers of two that its matrices were multiplied by.
-    Norms are those of the narrowed matrices, so that results do not depend on where they were narrowed.
+    ``shifts``: of a stack in float16, narrowed before, the powers of two that its matrices were multiplied by. Norms
+    are those of the narrowed matrices, so that results do not depend on where they were narrowed.
 
     In torch's matrix products, for any device. On a CPU, batches of small matrices are much faster, and large ones are
     taken one by one: in both ways the bits of each do not depend on how many there are.
@@ -92,40 +92,43 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz, shifts: Tensor | None = N
     if stack.numel() == 0:
         return
     dtype = product_dtype(stack)
-    if shifts is None:
-        shifts = shifts_for(largest(stack), dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    if shifts is None and dtype == torch.float16:
+        shifts = shifts_for(largest(stack))
     one_by_one = stack.device.type == "cpu" and min(stack.shape[1:]) > SMALLEST_BLOCK
     height = 1 if one_by_one else len(stack)
-    for part, shift in zip(stack.split(height), shifts.split(height), strict=True):
+    for begin in range(0, len(stack), height):
+        part, shift = stack[begin : begin + height], None if shifts is None else shifts[begin : begin + height]
         narrow = part if part.dtype == dtype else narrowed(part, shift, dtype)
-        least = method.eps * torch.exp2(shift.double())
-        norm = torch.maximum(norms(narrow), least.view(-1, 1, 1))
-        compute = torch.promote_types(dtype, torch.float32)
+        norm = norms(narrow)
+        if shift is None:
+            norm.clamp_(min=method.eps)
+        else:
+            norm = torch.maximum(norm, method.eps * torch.exp2(shift.double()).view(-1, 1, 1))
         wide, operand = (part, narrow) if part.shape[1] <= part.shape[2] else (part.mT, narrow.mT)
         x = (operand.to(compute) / norm.to(compute)).to(dtype)
         wide.copy_(iterate(x[0], method.coefficients) if one_by_one else iterate(x, method.coefficients))
 
 
 def largest(matrices: Tensor) -> Tensor:
-    """The largest absolute value of each, or of each part of one, for ``shifts_for``."""
-    if product_dtype(matrices) != torch.float16 or matrices.numel() == 0:
+    """The largest absolute value of each, or of each part of one."""
+    if matrices.numel() == 0:
         return matrices.new_zeros(len(matrices))
     found: Tensor = torch.linalg.vector_norm(matrices.flatten(1), math.inf, dim=1)
     return found
 
 
-def shifts_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
+def shifts_for(largest: Tensor) -> Tensor:
     """The powers of two that take matrices with these largest values to the upper end of float16, as integers: small
-    values keep their bits. Other dtypes have the range of what is narrowed."""
-    if dtype != torch.float16:
-        return torch.zeros_like(largest, dtype=torch.int32)
+    values keep their bits."""
     _, exponents = torch.frexp(largest)
     return (LARGEST_EXPONENT - exponents).clamp_(-MOST_SHIFTED, MOST_SHIFTED)
 
 
-def narrowed(matrices: Tensor, shifts: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype of the products. A power of two changes no bit of a float32, whatever part of a matrix it is."""
-    if dtype != torch.float16:
+def narrowed(matrices: Tensor, shifts: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """In the dtype of the products; times powers of two, which change no bit of a float32, for float16, whose range is
+    smaller."""
+    if shifts is None:
         return matrices.to(dtype)
     factors = torch.exp2(shifts.to(matrices.dtype)).view(-1, *[1] * (matrices.dim() - 1))
     return (matrices * factors).to(dtype)
