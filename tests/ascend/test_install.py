@@ -15,7 +15,8 @@ X = torch.arange(4.0)
     {
         "torch_npu": "npu optim __version__ npu_apply_adam npu_apply_adam_w npu_bert_apply_adam",
         "torch_npu.optim": "NpuFusedAdamW NpuFusedAdamP NpuFusedBertAdam NpuFusedSGD NpuFusedAdam NpuFusedAdadelta "
-        "NpuFusedLamb NpuFusedRMSprop NpuFusedRMSpropTF NpuFusedOptimizerBase",
+        "NpuFusedLamb NpuFusedRMSprop NpuFusedRMSpropTF NpuFusedOptimizerBase _DistributedMuon",
+        "torch_npu.optim.distributed_muon": "_DistributedMuon",
         "torch_npu.optim.npu_fused_optim_base": "NpuFusedOptimizerBase",
         "torch_npu.npu": "is_available Stream amp",
         "torch_npu.npu.amp": "autocast GradScaler",

@@ -44,6 +44,8 @@ SIGNATURES = {
     "NpuFusedLamb": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, adam=False, "
     "use_global_grad_norm=False",
     "NpuFusedOptimizerBase": "params, default",
+    "_DistributedMuon": "params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, "
+    "ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7, ns_steps=5, adjust_lr_fn=None, process_group=None",
     "FusedTorchAdamW": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, "
     "adam_w_mode=False, *, maximize=False, foreach=None, capturable=False, differentiable=False, fused=None",
     "NpuFusedAdamP": "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, delta=0.1, wd_ratio=0.1, "

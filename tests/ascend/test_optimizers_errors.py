@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -163,3 +164,23 @@ def test_restoring_into_other_groups(kind):
     assert everything(optimizer) == before
     optimizer.restore(groups)
     assert all(torch.equal(p, old) for p, old in zip(groups[0]["params"], stored, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{"lr": -1.0}, {"momentum": -0.1}, {"weight_decay": -0.1}, {"adjust_lr_fn": "other"}, {"ns_steps": 100}]
+)
+def test_distributed_muon_refuses_options(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name}="):
+        ascend._DistributedMuon([torch.nn.Parameter(torch.ones(3, 4))], **options)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), ()])
+def test_distributed_muon_takes_matrices_alone(shape):
+    optimizer = ascend._DistributedMuon([torch.nn.Parameter(torch.ones(3, 4))])
+    message = re.escape(f"shape {shape}")
+    for make in (ascend._DistributedMuon, lambda params: optimizer.add_param_group({"params": params})):
+        with pytest.raises(ValueError, match=message):
+            make([torch.nn.Parameter(torch.ones(shape))])
+    with pytest.raises(TypeError, match="process_group is a int; it must be a"):
+        ascend._DistributedMuon([torch.nn.Parameter(torch.ones(3, 4))], process_group=1)

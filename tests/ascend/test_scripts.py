@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fusedadam
 from tests.cli.common import ENVIRONMENT
 from tests.meaning.by_hand import AdamByHand, AdamPByHand, BertAdamByHand, EmaAdamByHand, norm_by_hand
 from tests.meaning.judge import judge
@@ -143,3 +144,24 @@ def test_apply_adam(run):
         for values, expected in zip(row["out"], (p, m, v, s)[: len(row["out"])], strict=True):
             close = {"rtol": 2e-6, "atol": 1e-9, "msg": lambda text, name=name: f"{name}: {text}"}
             torch.testing.assert_close(torch.tensor(values, dtype=F64), expected, **close)
+
+
+@pytest.mark.parametrize("run", ["cpu"], indirect=True)  # two processes: nccl wants a device for each
+def test_distributed_muon(run):
+    """In processes that the script spawns; the bits of one process."""
+    printed, _ = run("distributed_muon.py")
+    assert printed["states"] == ["momentum_buffer", "step"]
+    shapes = [(6, 4), (5, 7), (4, 6), (1, 3)]
+
+    def draw(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    params = [torch.nn.Parameter(v) for v in draw(0)]
+    alone = fusedadam.Muon(params, lr=0.05, weight_decay=0.01, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    for step in range(3):
+        for param, grad in zip(params, draw(1 + step), strict=True):
+            param.grad = grad
+        alone.step()
+    for param, values in zip(params, printed["params"], strict=True):
+        assert torch.equal(torch.tensor(values), param.detach())

@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import required
 
 from fusedadam import checks
@@ -24,8 +26,10 @@ from fusedadam.optimizers.adamp import AdamP
 from fusedadam.optimizers.adamw import Adam, AdamW
 from fusedadam.optimizers.bert_adam import BertAdam
 from fusedadam.optimizers.lamb import Lamb
+from fusedadam.optimizers.muon import BETAS, Muon
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD
+from fusedadam.rules.orthogonal import KELLER
 
 __all__ = [
     "NpuFusedAdadelta",
@@ -38,6 +42,7 @@ __all__ = [
     "NpuFusedRMSprop",
     "NpuFusedRMSpropTF",
     "NpuFusedSGD",
+    "_DistributedMuon",
 ]
 
 UNGIVEN_B2 = float("0.99")  # recognised by being this very object
@@ -204,3 +209,40 @@ class NpuFusedLamb(
 
     fixed = {"bias_correction": False}
     derived = Lamb.derived | {"max_weight_norm": lambda group: LAMBS_WEIGHT_NORM}
+
+
+class _DistributedMuon(Muon):
+    """torch_npu's name for :class:`fusedadam.Muon`, for matrices alone, whole or sharded in any way.
+
+    Args:
+        process_group: accepted, but without effect: each matrix is multiplied by the processes of its own mesh
+
+    Example:
+        >>> model = torch.nn.Linear(2, 3, bias=False)
+        >>> optimizer = _DistributedMuon(model.parameters(), lr=0.02)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
+        nesterov: bool = True, ns_coefficients: Sequence[float] = KELLER, eps: float = 1e-7, ns_steps: int = 5,
+        adjust_lr_fn: str | None = None, process_group: Any = None,
+    ) -> None:  # fmt: skip
+        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+            kind = type(process_group).__name__
+            raise TypeError(f"process_group is a {kind}; it must be a torch.distributed.ProcessGroup, or None")
+        FusedOptimizer.__init__(
+            self, params, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov,
+            ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, use_muon=True,
+            betas=BETAS,
+        )  # fmt: skip
+
+    def _check_params(self, group: Group) -> None:
+        super()._check_params(group)
+        for param in self.param_groups[-1]["params"]:
+            if not is_lazy(param) and param.dim() != 2:
+                raise ValueError(
+                    f"a parameter has shape {tuple(param.shape)}, and _DistributedMuon takes matrices alone; give "
+                    "others to another optimizer, or use fusedadam.Muon, which takes stacks and convolutions"
+                )

@@ -26,6 +26,7 @@ OF_KELLER: dict[bool, Group] = {
     True: {"lr": 0.02, "weight_decay": 0.0},
     False: {"lr": 3e-4, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10},
 }
+BETAS = (0.9, 0.95)  # for AdamW
 LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that a user has not given any
 
 
@@ -151,7 +152,7 @@ class Muon(FusedOptimizer):
     def __init__(
         self, params: Params, lr: float | Tensor = LR, weight_decay: float = WEIGHT_DECAY, momentum: float = 0.95,
         nesterov: bool = True, ns_coefficients: str | Sequence[float] = KELLER, eps: float = 1e-7, ns_steps: int = 5,
-        adjust_lr_fn: str | None = None, *, use_muon: bool | None = True, betas: tuple[float, float] = (0.9, 0.95),
+        adjust_lr_fn: str | None = None, *, use_muon: bool | None = True, betas: tuple[float, float] = BETAS,
         **common: Unpack[Common],
     ) -> None: ...  # fmt: skip
 

@@ -1,0 +1,3 @@
+from fusedadam.ascend.optimizers import _DistributedMuon
+
+__all__ = ["_DistributedMuon"]
