@@ -56,7 +56,8 @@ def is_exchanged(param: Tensor) -> bool:
     sharding = sharding_of(param)
     if sharding is None or param.numel() == 0 or param.dim() < 2:
         return False
-    return any(sharding.along[1:]) or (param.dim() != 3 and any(sharding.along))
+    cut = [any(sharding.mesh.size(k) > 1 for k in own) for own in sharding.along]
+    return any(cut[1:]) or (param.dim() != 3 and cut[0])
 
 
 class Part(NamedTuple):
@@ -153,10 +154,11 @@ class MatrixExchange:
 
     def __init__(self, param: Any, parts: Parts, slots: Int64s, owner_of: Int64s, memory: Tensor) -> None:
         mesh = param.device_mesh
-        self._group, self._run, self._memory, self._shape = group_of(mesh), parts.run, memory, matrices_of(param.shape)
+        self.parts, self.owner_of, self.shape = parts, owner_of, matrices_of(param.shape)
+        self._group, self._memory = group_of(mesh), memory
         self._mesh_device = memory.device if memory.device.type == mesh.device_type else torch.device(mesh.device_type)
         self._dtype = orthogonal.product_dtype(memory)
-        me, each = self._group.rank(), self._shape.rows * self._shape.columns // parts.run
+        me, each = self._group.rank(), self.shape.rows * self.shape.columns // parts.run
         mine, numbers = parts.of[me], np.full(owner_of.shape, -1)
         owned = owner_of == me
         numbers[owned] = np.arange(owned.sum())
@@ -175,30 +177,33 @@ class MatrixExchange:
         of_slots = every[np.argsort(slots)][:, mine.matrices].ravel()
         self._matrices_here, self._matrices_owned = (sent(n, memory.device) for n in (of_slots, every[owned]))
         self._parts = memory.view(len(of_slots), len(mine.runs) * parts.run)
-        self._count = owner_of.size
 
-    @property
-    def bytes_sent(self) -> int:
-        """By this process to the others, both ways."""
-        me = self._group.rank()
-        runs = sum(n for route in (self._forth, self._back) for rank, n in enumerate(route.sent) if rank != me)
-        return runs * self._run * self._dtype.itemsize
+    def bytes_sent(self) -> Int64s:
+        """By each process to the others, both ways."""
+        runs = np.zeros(len(self.parts.of), dtype=np.int64)
+        for rank, part in enumerate(self.parts.of):
+            owned = np.bincount(self.owner_of[:, part.matrices].ravel(), minlength=len(runs))
+            owned[rank] = 0
+            runs += owned * len(part.runs)  # by the owners
+            beside = [other.replica == part.replica for other in self.parts.of]
+            runs[rank] += owned[beside].sum() * len(part.runs)  # to them
+        return runs * self.parts.run * self._dtype.itemsize
 
     def run(self, orthogonalize: Orthogonalize) -> None:
         shifts = self._shifts() if self._dtype == torch.float16 else None
         here = None if shifts is None else shifts[self._matrices_here]
         narrow = orthogonal.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
-        stack = self._forth.run(narrow, self._run, self._group).to(self._memory.device)
-        stack = stack.view(-1, self._shape.rows, self._shape.columns)
+        stack = self._forth.run(narrow, self.parts.run, self._group).to(self._memory.device)
+        stack = stack.view(-1, self.shape.rows, self.shape.columns)
         orthogonalize(stack, None if shifts is None else shifts[self._matrices_owned])
-        result = self._back.run(stack.to(self._mesh_device), self._run, self._group)
+        result = self._back.run(stack.to(self._mesh_device), self.parts.run, self._group)
         self._memory.copy_(result.view(-1))
 
     def _shifts(self) -> Tensor:
         """Of all matrices, by the largest values that any process has of them."""
         import torch.distributed as dist
 
-        largest = torch.zeros(self._count, device=self._memory.device)
+        largest = torch.zeros(self.owner_of.size, device=self._memory.device)
         largest[self._matrices_here] = orthogonal.largest(self._parts)
         largest = largest.to(self._mesh_device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)

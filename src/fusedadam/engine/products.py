@@ -34,11 +34,12 @@ BYTES_PER_ELEMENT = 4 + 2 * (2 + 5)
 
 
 class Chunk(NamedTuple):
-    """``multiply`` replaces the operands that these launches have stored; ``bytes_sent`` by this process to others."""
+    """``multiply`` replaces the operands that these launches have stored, with those of other processes if there is an
+    ``exchange``."""
 
     launches: list[int]
     multiply: Action
-    bytes_sent: int = 0
+    exchange: MatrixExchange | None = None
 
 
 def sharded_chunks(members: Sequence[Member]) -> list[list[int]]:
@@ -149,7 +150,7 @@ def prepare(
         if exchange is None:
             found.append(Chunk(own, _each_alone(those)))
         else:
-            found.append(Chunk(own, _exchanged(those, exchange), exchange.bytes_sent))
+            found.append(Chunk(own, _exchanged(those, exchange), exchange))
     return found
 
 
