@@ -8,6 +8,8 @@ processes with Shard(0), two of which the first process owns:
 3. unpack      the matrices owned here, (2, 1024, 64), which the backend multiplies
 4. the same way back
 
+A chunk is under way while the one before it is multiplied, and comes back while the one after it is.
+
 Of several replicas of a part, the one beside the owner sends it (at the owner's coordinates of the dimensions that
 replicate), and all of them get the result: replicas share the work. The layout depends on the parameters alone, not on
 which of them have a gradient on this process: a process without gradients sends zeros, and no process waits in vain.
@@ -116,6 +118,14 @@ def _borders(indices: Int64s) -> list[int]:
     return [int(n) for n in (*indices[:1], *indices[breaks + 1], *(end + 1 for end in ends))]
 
 
+class UnderWay(NamedTuple):
+    """An all-to-all that has begun, and its memory."""
+
+    work: Any
+    received: Tensor
+    sent: Tensor
+
+
 class Route(NamedTuple):
     """One way of the exchange, in runs of neighbors: which are sent, in the order of the processes that get them, and
     where those received are, in the order of the memory that they go to. None: from the first on, as they are."""
@@ -125,14 +135,19 @@ class Route(NamedTuple):
     sent: list[int]  # runs to each process
     received: list[int]
 
-    def run(self, source: Tensor, run: int, group: Any) -> Tensor:
+    def begin(self, source: Tensor, run: int, group: Any) -> UnderWay:
+        """``source`` may change afterwards."""
         import torch.distributed as dist
 
         runs = source.reshape(-1, run)
-        out = runs[: sum(self.sent)] if self.send is None else runs.index_select(0, self.send)
+        out = runs[: sum(self.sent)].clone() if self.send is None else runs.index_select(0, self.send)
         received = runs.new_empty(sum(self.received), run)
-        dist.all_to_all_single(received, out, self.received, self.sent, group)
-        return received if self.place is None else received.index_select(0, self.place)
+        work = dist.all_to_all_single(received, out, self.received, self.sent, group, async_op=True)
+        return UnderWay(work, received, out)
+
+    def end(self, under_way: UnderWay) -> Tensor:
+        under_way.work.wait()
+        return under_way.received if self.place is None else under_way.received.index_select(0, self.place)
 
 
 def _route(send: Sequence[Int64s], place: Sequence[Int64s], device: torch.device) -> Route:
@@ -145,14 +160,24 @@ def _route(send: Sequence[Int64s], place: Sequence[Int64s], device: torch.device
     return Route(unless_in_order(chosen), unless_in_order(order), [*map(len, send)], [*map(len, place)])
 
 
+class Shared(NamedTuple):
+    """A chunk of parameters that are alike."""
+
+    param: Any  # one of them
+    parts: Parts
+    owner_of: Int64s  # (parameters, matrices of each)
+    memory: Tensor  # the operands that are here, one part for each parameter
+    slots: Int64s  # which of the parts is the k-th parameter's
+    absent: Sequence[Tensor]  # the parts without a gradient
+
+
 class MatrixExchange:
-    """Of a chunk, which is multiplied by ``run``.
+    """Of a chunk: ``send`` its operands, ``multiply`` those that this process owns, ``receive`` the results. Others may
+    use the memory of the operands between sending and receiving."""
 
-    ``param``: one of its parameters, which are all alike; ``slots[k]``: which of the parts in ``memory`` is the k-th
-    parameter's; ``owner_of``: (parameters, matrices of each).
-    """
-
-    def __init__(self, param: Any, parts: Parts, slots: Int64s, owner_of: Int64s, memory: Tensor) -> None:
+    def __init__(self, chunk: Shared, orthogonalize: Orthogonalize) -> None:
+        param, parts, owner_of, memory, slots, self._absent = chunk
+        self._orthogonalize = orthogonalize
         mesh = param.device_mesh
         self.parts, self.owner_of, self.shape = parts, owner_of, matrices_of(param.shape)
         self._group, self._memory = group_of(mesh), memory
@@ -177,6 +202,8 @@ class MatrixExchange:
         of_slots = every[np.argsort(slots)][:, mine.matrices].ravel()
         self._matrices_here, self._matrices_owned = (sent(n, memory.device) for n in (of_slots, every[owned]))
         self._parts = memory.view(len(of_slots), len(mine.runs) * parts.run)
+        self._under_way: UnderWay | None = None
+        self._of_owned: Tensor | None = None
 
     def bytes_sent(self) -> Int64s:
         """By each process to the others, both ways."""
@@ -189,25 +216,38 @@ class MatrixExchange:
             runs[rank] += owned[beside].sum() * len(part.runs)  # to them
         return runs * self.parts.run * self._dtype.itemsize
 
-    def run(self, orthogonalize: Orthogonalize) -> None:
-        shifts = self._shifts() if self._dtype == torch.float16 else None
-        here = None if shifts is None else shifts[self._matrices_here]
+    def send(self) -> None:
+        for part in self._absent:
+            part.zero_()
+        self._of_owned, here = self._shifts() if self._dtype == torch.float16 else (None, None)
         narrow = orthogonal.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
-        stack = self._forth.run(narrow, self.parts.run, self._group).to(self._memory.device)
-        stack = stack.view(-1, self.shape.rows, self.shape.columns)
-        orthogonalize(stack, None if shifts is None else shifts[self._matrices_owned])
-        result = self._back.run(stack.to(self._mesh_device), self.parts.run, self._group)
-        self._memory.copy_(result.view(-1))
+        self._under_way = self._forth.begin(narrow, self.parts.run, self._group)
 
-    def _shifts(self) -> Tensor:
-        """Of all matrices, by the largest values that any process has of them."""
+    def multiply(self) -> None:
+        stack = self._forth.end(self._taken()).to(self._memory.device)
+        stack = stack.view(-1, self.shape.rows, self.shape.columns)
+        self._orthogonalize(stack, self._of_owned)
+        self._under_way = self._back.begin(stack.to(self._mesh_device), self.parts.run, self._group)
+
+    def receive(self) -> None:
+        self._memory.copy_(self._back.end(self._taken()).view(-1))
+
+    def _taken(self) -> UnderWay:
+        """What is under way: its memory is not kept until the next step."""
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None
+        return under_way
+
+    def _shifts(self) -> tuple[Tensor, Tensor]:
+        """Of the matrices owned here, and of the parts that are here, by the largest values of all processes."""
         import torch.distributed as dist
 
         largest = torch.zeros(self.owner_of.size, device=self._memory.device)
         largest[self._matrices_here] = orthogonal.largest(self._parts)
         largest = largest.to(self._mesh_device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
-        return orthogonal.shifts_for(largest.to(self._memory.device))
+        shifts = orthogonal.shifts_for(largest.to(self._memory.device))
+        return shifts[self._matrices_owned], shifts[self._matrices_here]
 
 
 def _expanded(items: Int64s, each: int, inside: Int64s) -> Int64s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Run(NamedTuple):
 
 
 WITHOUT_TENSORS = Run([], [])
+Scheduled: TypeAlias = tuple[Callable[..., None], "int | None"]  # the launch whose tensors it is handed, if any
 
 
 class Launch:
@@ -71,9 +72,11 @@ class Launch:
         stage = next(stage for stage in self.table.specialized.stages if stage.position == position)
         return stage.space == "element" or not any(name in self.table.formats for name in stage.arrays)
 
-    def waits_at(self, position: Position) -> bool:
-        """Whether its stage here comes after all others of the step, with those of its chunk."""
-        return self.product is not None and position >= self.product.position
+    def phase_of(self, position: Position) -> int:
+        """0: with the other launches of the step; 1: with its chunk, which stores operands; 2: after their product."""
+        if self.product is None or position < self.product.position:
+            return 0
+        return 1 if position < Position(self.product.position.round, Phase.PRODUCTS) else 2
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
@@ -188,32 +191,50 @@ class Launches:
                 table.compile_scaled[-1]()
                 table.compile_scaled.pop()  # only now: it may have been interrupted
 
-    def _in_order(self) -> Iterator[tuple[Callable[..., None], int | None]]:
+    def _in_order(self) -> Iterator[Scheduled]:
         """What runs, and the launch whose tensors it is handed, if any: stage by stage, and from the operands of a
         product on, chunk by chunk, which share memory."""
-        yield from self._stage_by_stage([*range(len(self))], None, lambda launch, at: not launch.waits_at(at))
+        yield from self._stage_by_stage(None, lambda launch, at: launch.phase_of(at) == 0)
         for chunk in self.chunks:
-            yield from self._stage_by_stage(chunk.launches, chunk, Launch.waits_at)
+            if chunk.exchange is None:
+                yield from self._until_product(chunk)
+                yield chunk.multiply, None
+                yield from self._after_product(chunk)
+        # each is on its way while the one before it is multiplied, and on its way back while the one after it is
+        exchanged = [(chunk, chunk.exchange) for chunk in self.chunks if chunk.exchange is not None]
+        for k in range(len(exchanged) + 2):
+            for chunk, exchange in exchanged[k : k + 1]:
+                yield from self._until_product(chunk)
+                yield exchange.send, None
+            for chunk, _ in exchanged[max(0, k - 1) : k]:
+                yield chunk.multiply, None
+            for chunk, exchange in exchanged[max(0, k - 2) : max(0, k - 1)]:
+                yield exchange.receive, None
+                yield from self._after_product(chunk)
+
+    def _until_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
+        return self._stage_by_stage(chunk, lambda launch, at: launch.phase_of(at) == 1)
+
+    def _after_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
+        return self._stage_by_stage(chunk, lambda launch, at: launch.phase_of(at) == 2)
 
     def _stage_by_stage(
-        self, launches: Sequence[int], chunk: products.Chunk | None, is_due: Callable[[Launch, Position], bool]
-    ) -> Iterator[tuple[Callable[..., None], int | None]]:
-        """Rows that are sharded themselves are known only after an all-reduce, and wait for it."""
-        number = None if chunk is None else self[launches[0]].table.chunk
-        reductions = [one for one in self.reductions if one.chunk == number] if number is not None or not chunk else []
-        shared = {} if chunk else self._shared
-        positions = {at for k in launches for at in self[k].stages if is_due(self[k], at)}
-        positions |= {*shared, *(reduction.position for reduction in reductions)}
+        self, chunk: products.Chunk | None, is_due: Callable[[Launch, Position], bool]
+    ) -> Iterator[Scheduled]:
+        """Of all launches, or of a chunk. Rows that are sharded themselves are known only after an all-reduce, and wait
+        for it."""
+        launches = range(len(self)) if chunk is None else chunk.launches
+        shared = self._shared if chunk is None else {}
+        reductions = [one for one in self.reductions if one.chunk == (None if chunk is None else chunk.number)]
         if chunk is not None:
-            product = self[launches[0]].product
-            assert product is not None
-            positions.add(multiplied := Position(product.position.round, Phase.PRODUCTS))
-        for position in sorted(positions):
+            reductions = [
+                one for one in reductions if one.chunk is not None and is_due(self[launches[0]], one.position)
+            ]
+        positions = {at for k in launches for at in self[k].stages if is_due(self[k], at)}
+        for position in sorted({*positions, *shared, *(reduction.position for reduction in reductions)}):
             having = [k for k in launches if self[k].runs_at(position) and is_due(self[k], position)]
             waiting = [k for k in having if self[k].table.splits_rows and position.phase == Phase.ROW]
             yield from ((self[k].stages[position], k) for k in having if k not in waiting)
-            if chunk is not None and position == multiplied:
-                yield chunk.multiply, None
             yield from ((reduction.run, None) for reduction in reductions if reduction.position == position)
             yield from ((self[k].stages[position], k) for k in waiting)
             yield from ((action, None) for action in shared.get(position, ()))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import Action
-from fusedadam.engine.exchange import MatrixExchange, Parts, is_exchanged, operations, owners, parts_of
+from fusedadam.engine.exchange import MatrixExchange, Parts, Shared, is_exchanged, operations, owners, parts_of
 from fusedadam.engine.member import Member
 from fusedadam.formats import compute_dtype
 from fusedadam.tensors.shards import local, sharding_of
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
 SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take in any case
 LARGEST_SHARE = 0.05  # of the parameters' memory that it may take, if that is more
-# Bytes for each element: the operand in float32, and for its product two copies and five squares in 16 bits.
+# Bytes for each element: the operand in float32, and for its product two copies and five squares in 16 bits. If it is
+# exchanged, one chunk is sent and another one received at the same time, with a copy on either side.
 BYTES_PER_ELEMENT = 4 + 2 * (2 + 5)
+BYTES_UNDER_WAY = 2 * 2 * 2
 
 
 class Chunk(NamedTuple):
-    """``multiply`` replaces the operands that these launches have stored, with those of other processes if there is an
-    ``exchange``."""
+    """``multiply`` replaces the operands that these launches have stored, or those that this process owns."""
 
     launches: list[int]
     multiply: Action
+    number: int | None = None  # among those of sharded matrices
     exchange: MatrixExchange | None = None
 
 
@@ -48,7 +50,8 @@ def sharded_chunks(members: Sequence[Member]) -> list[list[int]]:
     for k, member in enumerate(members):
         whole: Any = member.whole
         if member.specialized.product is not None and whole is not None and sharding_of(whole) is not None:
-            like = local(whole).device.type, compute_dtype(whole.dtype), member.newton_schulz
+            product = member.specialized.product.position, member.newton_schulz
+            like = local(whole).device.type, compute_dtype(whole.dtype), *product
             key = whole.device_mesh, whole.placements, whole.shape, like
             alike.setdefault(key, []).append(k)
     every = [members[k].whole for own in alike.values() for k in own]
@@ -59,7 +62,7 @@ def sharded_chunks(members: Sequence[Member]) -> list[list[int]]:
         whole = members[own[0]].whole
         assert whole is not None
         # each process should have a matrix to multiply at a time
-        limit = max(_limit(sizes), whole.numel())
+        limit = max(_limit(sizes, BYTES_PER_ELEMENT + BYTES_UNDER_WAY), whole.numel())
         count = max(1, limit // max(1, shares[id(whole)]))
         chunks += [own[begin : begin + count] for begin in range(0, len(own), count)]
     return chunks
@@ -70,9 +73,9 @@ def _shards(whole: Any) -> int:
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
-def _limit(bytes_of_params: int) -> int:
+def _limit(bytes_of_params: int, per_element: int = BYTES_PER_ELEMENT) -> int:
     """Elements whose products a step may compute at a time."""
-    return max(SMALLEST_LIMIT, int(LARGEST_SHARE * bytes_of_params)) // BYTES_PER_ELEMENT
+    return max(SMALLEST_LIMIT, int(LARGEST_SHARE * bytes_of_params)) // per_element
 
 
 def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Iterator[list[int]]:
@@ -137,20 +140,14 @@ def prepare(
     launches: Sequence[Launch], members: Sequence[Member], sharded: Sequence[Sequence[int]], memory: Operands
 ) -> list[Chunk]:
     """The chunks in the order in which they are multiplied. ``sharded``: as ``sharded_chunks`` returns them."""
-    chunks: dict[int, list[int]] = {n: [] for n in range(len(sharded))}
-    found = []
-    for k, launch in enumerate(launches):
-        if launch.product is not None and launch.table.chunk is None:
-            found.append(Chunk([k], _each_alone([launch])))
-        elif launch.table.chunk is not None:
-            chunks[launch.table.chunk].append(k)
-    exchanges = dict(_exchanges(launches, chunks, members, sharded, memory))
-    for n, own in chunks.items():
-        those, exchange = [launches[k] for k in own], exchanges.get(n)
-        if exchange is None:
-            found.append(Chunk(own, _each_alone(those)))
-        else:
-            found.append(Chunk(own, _exchanged(those, exchange), exchange))
+    multiplying = [k for k, launch in enumerate(launches) if launch.product is not None]
+    found = [Chunk([k], _each_alone([launches[k]])) for k in multiplying if launches[k].table.chunk is None]
+    of_chunk = [[k for k in multiplying if launches[k].table.chunk == n] for n in range(len(sharded))]
+    exchanges = dict(_exchanges([[launches[k] for k in own] for own in of_chunk], members, sharded, memory))
+    for n, own in enumerate(of_chunk):
+        exchange = exchanges.get(n)
+        multiply = _each_alone([launches[k] for k in own]) if exchange is None else exchange.multiply
+        found.append(Chunk(own, multiply, n, exchange))
     return found
 
 
@@ -171,24 +168,9 @@ def _each_alone(launches: Sequence[Launch]) -> Action:
     return multiply
 
 
-def _exchanged(launches: Sequence[Launch], exchange: MatrixExchange) -> Action:
-    """Multiplies the matrices that this process owns of a chunk."""
-    orthogonalize = launches[0].backend.orthogonalize(launches[0].table)
-    absent = [launch.table.operands for launch in launches if launch.table.is_absent]
-
-    def multiply() -> None:
-        for memory in absent:
-            if memory is not None:
-                memory.zero_()
-        exchange.run(orthogonalize)
-
-    return multiply
-
-
 def _exchanges(
-    launches: Sequence[Launch], chunks: Mapping[int, Sequence[int]], members: Sequence[Member],
-    sharded: Sequence[Sequence[int]], memory: Operands,
-) -> Iterator[tuple[int, MatrixExchange]]:  # fmt: skip
+    launches: Sequence[Sequence[Launch]], members: Sequence[Member], sharded: Sequence[Sequence[int]], memory: Operands
+) -> Iterator[tuple[int, MatrixExchange]]:
     """Of the chunks whose matrices are in parts. Each mesh shares out the operations of all of its chunks."""
     by_mesh: dict[Any, list[int]] = {}
     for n, own in enumerate(sharded):
@@ -199,13 +181,16 @@ def _exchanges(
         firsts = [members[sharded[n][0]] for n in numbers]
         costs = [operations(first.matrices, len(first.newton_schulz.coefficients)) for first in firsts]
         shapes = [(len(sharded[n]), first.matrices.depth) for n, first in zip(numbers, firsts, strict=True)]
-        every = np.array(owners(np.repeat(costs, [math.prod(shape) for shape in shapes]).tolist(), mesh.size()))
-        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        counts = [math.prod(shape) for shape in shapes]
+        every = np.array(owners(np.repeat(costs, counts).tolist(), mesh.size()))
         parts: dict[Any, Parts] = {}
-        for n, shape, owned in zip(numbers, shapes, np.split(every, ends), strict=True):
-            whole = members[sharded[n][0]].whole
-            known = parts.setdefault((whole.shape, whole.placements), parts_of(whole))
+        for n, shape, owned in zip(numbers, shapes, np.split(every, np.cumsum(counts)[:-1]), strict=True):
+            whole, tables = members[sharded[n][0]].whole, [launch.table for launch in launches[n]]
+            known = whole.shape, whole.placements
+            parts[known] = parts.get(known) or parts_of(whole)
+            in_memory = [k for table in tables for k in table.member_indices.tolist()]
+            absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
             # as many for each, but neighbors together: then they are sent from where they are
-            owned = np.sort(owned).reshape(shape)
-            in_memory = [k for launch in chunks[n] for k in launches[launch].table.member_indices.tolist()]
-            yield n, MatrixExchange(whole, known, np.argsort(in_memory), owned, memory.of_chunk[n])
+            owner_of = np.sort(owned).reshape(shape)
+            chunk = Shared(whole, parts[known], owner_of, memory.of_chunk[n], np.argsort(in_memory), absent)
+            yield n, MatrixExchange(chunk, launches[n][0].backend.orthogonalize(tables[0]))
