@@ -1,19 +1,24 @@
 """What a step costs if a model is sharded over many devices: `python benchmarks/scale.py` prints the tables of
-docs/scale-costs.md.
+docs/scale-costs.md and, for Muon, of docs/scale.md.
 
 Nothing is measured, everything is counted: the optimizers make the plans that they would run, in torch's fake process
-group, of which this is the only process. Messages depend on how many rows parameters have, not on how long these are,
-so plans are made with short rows; bytes of state follow from the true shapes.
+group, of which this is the only process. Messages of sums depend on how many rows parameters have, not on how long
+these are, so plans are made with short rows; bytes of state follow from the true shapes. Muon sends the matrices
+themselves: its plans are made with all sides of all matrices, and with the memory that it may take, divided by the same
+number.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,6 +31,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fusedadam
 from fusedadam.contract.base import FusedOptimizer
+from fusedadam.engine import products
+from fusedadam.engine.exchange import operations
+from fusedadam.rules import orthogonal
 
 COLUMNS = 8  # of the short rows
 TENSOR_PARALLEL = 8
@@ -56,6 +64,30 @@ def llama_8b() -> list[Weight]:
     layer += [Weight((width, width), "row"), Weight((width, inner), "row"), *(2 * [Weight((width,), "none")])]
     ends = [Weight((words, width), "column"), Weight((words, width), "column"), Weight((width,), "none")]
     return 32 * layer + ends
+
+
+def llama_70b() -> list[Weight]:
+    """The matrices of the layers of Llama 3 70B, which Muon takes: 68.5 billion in 560."""
+    width, inner, heads = 8192, 28672, 1024
+    columns = [(width, width), (heads, width), (heads, width), (inner, width), (inner, width)]
+    layer = [*(Weight(shape, "column") for shape in columns), Weight((width, width), "row")]
+    return 80 * [*layer, Weight((width, inner), "row")]
+
+
+def mixture() -> list[Weight]:
+    """The matrices of the layers of Qwen3 30B-A3B, a mixture of 128 experts: 29.9 billion, 29 of them in stacks."""
+    width, inner, experts = 2048, 768, 128
+    attention = [Weight((4096, width), "column"), *2 * [Weight((512, width), "column")], Weight((width, 4096), "row")]
+    stacks = [*2 * [Weight((experts, inner, width), "column")], Weight((experts, width, inner), "column")]
+    return 48 * [*attention, *stacks]
+
+
+class Matrices(NamedTuple):
+    """``divisor`` of all sides but the first of a stack, which leaves them as divisible by 64 as they are."""
+
+    name: str
+    weights: list[Weight]
+    divisor: int
 
 
 class Layout(NamedTuple):
@@ -98,8 +130,10 @@ def _local_shape(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any
     return torch.Size(compute_local_shape_and_global_offset(shape, mesh, placements)[0])
 
 
-def divided(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]) -> torch.nn.Parameter:
-    here, like = torch.ones(local_shape(shape, mesh, placements)), torch.empty(shape, device="meta")
+def divided(
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any], dtype: torch.dtype = torch.float32
+) -> torch.nn.Parameter:
+    here, like = torch.ones(local_shape(shape, mesh, placements), dtype=dtype), torch.empty(shape, device="meta")
     return torch.nn.Parameter(
         DTensor.from_local(here, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
     )
@@ -119,6 +153,37 @@ def cost(make: type[FusedOptimizer], options: dict[str, Any], params: Sequence[T
     assert plan is not None
     values = [buffer for launch in plan.launches for buffer in launch.table.row_buffers]
     return Cost([one.bytes for one in plan.launches.reductions], sum(buffer.nbytes for buffer in values))
+
+
+class Exchanged(NamedTuple):
+    """In a step of Muon: of each process, the bytes that it sends and the multiplications that it does for others."""
+
+    sent: Any
+    operations: Any
+    largest: int  # operations of a matrix
+    collectives: int
+
+
+def exchanged(model: Matrices, mesh: DeviceMesh, placements: Mapping[str, Sequence[Any]]) -> Exchanged:
+    small = [(*w.shape[:-2], *(side // model.divisor for side in w.shape[-2:])) for w in model.weights]
+    params = [divided(s, mesh, placements[w.kind], torch.bfloat16) for s, w in zip(small, model.weights, strict=True)]
+    limit = products.SMALLEST_LIMIT // model.divisor**2
+    with (
+        warnings.catch_warnings(),  # of bfloat16
+        mock.patch.object(products, "SMALLEST_LIMIT", limit),
+        mock.patch.object(orthogonal, "product_dtype", return_value=torch.float16),  # as on GPUs
+    ):
+        warnings.simplefilter("ignore")
+        optimizer = fusedadam.Muon(params)
+        _init_optim_state(optimizer)
+        assert optimizer._stepper.last_plan is not None
+        chunks = optimizer._stepper.last_plan.launches.chunks
+    exchanges = [chunk.exchange for chunk in chunks if chunk.exchange is not None]
+    costs = [operations(exchange.shape, len(orthogonal.DEFAULT.coefficients)) for exchange in exchanges]
+    owners = [exchange.owner_of.ravel() for exchange in exchanges]
+    loads = sum(cost * np.bincount(own, minlength=mesh.size()) for cost, own in zip(costs, owners, strict=True))
+    sent = model.divisor**2 * sum(exchange.bytes_sent() for exchange in exchanges)
+    return Exchanged(sent, loads, max(costs), 2 * len(exchanges))
 
 
 def bytes_of_state(make: type[FusedOptimizer], dtype: torch.dtype, **options: Any) -> int:
@@ -203,6 +268,24 @@ def _of_world(weights: Sequence[Weight], devices: int) -> list[str]:
     return [f"{devices:,}", f"{tree}", f"{ring:,}", *times, f"{3 * pieces(weights, devices):,}"]
 
 
+def print_muon() -> None:
+    rows = []
+    for model in (Matrices("Llama 3 70B", llama_70b(), 16), Matrices("Qwen3 30B-A3B", mixture(), 8)):
+        for devices in (8, 64):
+            with world(devices):
+                for layout in layouts(devices):
+                    mesh = init_device_mesh("cpu", layout.mesh)
+                    found = exchanged(model, mesh, layout.placements)
+                    even = found.operations.sum() / devices
+                    sent = [readable(bytes_) for bytes_ in (found.sent.mean(), found.sent.max())]
+                    most = f"{found.operations.max() / even:.3f}", f"{found.largest / even:.3f}"
+                    where = f"{model.name}, {layout.name}, {' x '.join(map(str, layout.mesh))}"
+                    rows.append([where, *sent, "none", *most, str(found.collectives)])
+    headers = ["a device sends in a step", "on average", "at most", "AdamW", "most operations / even share"]
+    show([*headers, "largest matrix / even share", "all-to-alls"], rows)
+
+
 if __name__ == "__main__":
     print_states()
     print_costs()
+    print_muon()

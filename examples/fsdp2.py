@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import sys
@@ -39,9 +40,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import fusedadam
+from fusedadam.catalog import CATALOG
 
 TOKENS, CONTEXT, BATCH = 64, 32, 16
-OPTIMIZERS = ("AdamW", "Adam", "AdamP", "BertAdam", "EmaAdamW")
 PATIENCE = timedelta(seconds=60)  # how long a process waits for another one before it gives up
 
 
@@ -141,8 +142,12 @@ def progress(done: int, steps: int) -> Iterator[Callable[[int, Tensor], None]]:
 def evaluate(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> float:
     """The mean loss of all processes on unseen batches, with the averaged weights if there are any."""
     averaged = optimizer.ema_weights() if isinstance(optimizer, fusedadam.EmaAdamW) else contextlib.nullcontext()
+    if isinstance(optimizer, fusedadam.ScheduleFreeAdamW):
+        optimizer.eval()
     with averaged:
         loss = torch.stack([model(batch(-k).to(device)) for k in range(1, 5)]).mean()
+    if isinstance(optimizer, fusedadam.ScheduleFreeAdamW):
+        optimizer.train()
     dist.all_reduce(loss)
     return float(loss) / dist.get_world_size()
 
@@ -154,16 +159,27 @@ def checksum(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()[:16]
 
 
+def make_optimizer(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
+    params: Any = model.parameters()
+    own: dict[str, Any] = {
+        "EmaAdamW": {"ema_decay": 0.99},
+        "BertAdam": {"warmup": 0.1, "t_total": options.steps},
+        "Muon": {"adjust_lr_fn": "match_rms_adamw"},  # one learning rate for matrices and for the rest
+    }.get(options.optimizer, {})
+    if options.optimizer == "Muon":
+        with contextlib.redirect_stdout(sys.stdout if dist.get_rank() == 0 else io.StringIO()):  # what it has chosen
+            groups = fusedadam.param_groups(model, optimizer="muon")
+        params = [{**group, "lr": options.lr} for group in groups]
+    return CATALOG[options.optimizer].cls(params, lr=options.lr, max_grad_norm=1.0, **own)
+
+
 def train(options: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)  # every process makes the whole (small) model and keeps its shard
     model = Transformer(options.width, options.layers).to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
-    own = {"EmaAdamW": {"ema_decay": 0.99}, "BertAdam": {"warmup": 0.1, "t_total": options.steps}}
-    make = getattr(fusedadam, options.optimizer)
-    optimizer = make(model.parameters(), lr=options.lr, max_grad_norm=1.0, **own.get(options.optimizer, {}))
-
+    optimizer = make_optimizer(model, options)
     checkpoints = Checkpoints(options.folder or Path("checkpoints", options.optimizer), model, optimizer)
     done = checkpoints.resume()
     with progress(done, options.steps) as show:
@@ -184,7 +200,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="AdamW")
+    parser.add_argument("--optimizer", choices=[*CATALOG], default="AdamW")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")

@@ -1,4 +1,5 @@
-"""docs/scale-costs.md: benchmarks/scale.py prints its tables, and counts what the document's formula says.
+"""docs/scale-costs.md, and Muon's table in docs/scale.md: benchmarks/scale.py prints their tables, and counts what the
+document's formula says.
 
 That real process groups send what a plan says: test_reduction.py.
 """
@@ -45,8 +46,9 @@ def test_the_tables_are_what_the_script_prints() -> None:
     job = subprocess.run([sys.executable, ROOT / "benchmarks/scale.py"], capture_output=True, text=True, timeout=300)
     assert job.returncode == 0, job.stderr
     text = DOCUMENT.read_text(encoding="utf-8")
-    printed = [block for block in job.stdout.split("\n\n") if block.strip()]
+    *printed, of_muon = [block.strip("\n") for block in job.stdout.split("\n\n") if block.strip()]
     assert len(printed) == 5
+    assert of_muon in (ROOT / "docs/scale.md").read_text(encoding="utf-8")
     for block in printed:
         assert block in text, f"docs/scale-costs.md does not have\n{block}"
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
