@@ -227,7 +227,7 @@ def test_parameters_that_are_still_to_be_added_up_are_refused():
 
 
 @on("four")
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "AdamP clipped", "BertAdam over all"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamP", "AdamP clipped", "BertAdam over all", "Muon"])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_shapes_and_placements(seed, optimizer):
     """Shapes, placements and missing gradients as they come; the same on all processes."""

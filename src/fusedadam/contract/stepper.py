@@ -175,11 +175,11 @@ class Stepper:
     def check_flat_sums(self, groups: Sequence[Group], params: Sequence[Tensor]) -> None:
         """Raises if the rule sums over, or multiplies, parameters that FSDP1 has flattened."""
         if wrappers.are_flat(params) and (self.has_sums(groups) or self.has_products(groups)):
-            does = "sums over parameters and their rows" if self.has_sums(groups) else "orthogonalizes matrices"
             raise ValueError(
-                f"{self._optimizer.__name__} {does}, which FullyShardedDataParallel has flattened and sharded; shard "
-                "the model with torch.distributed.fsdp.fully_shard (FSDP2) instead, or use an optimizer, and options, "
-                "without norms, projections and products of matrices"
+                f"{self._optimizer.__name__} sums over parameters and rows, or multiplies matrices, which "
+                "FullyShardedDataParallel has flattened and sharded; shard the model with "
+                "torch.distributed.fsdp.fully_shard (FSDP2) instead, or use an optimizer, and options, without norms, "
+                "projections and matrices"
             )
 
     def _specialized_rules(self, groups: Sequence[Group]) -> list[SpecializedRule]:
