@@ -148,7 +148,9 @@ class InBackward:
             )
         targets = Targets([group], [[param]], {param: optimizer.state[param]})
         copies = optimizer._copies
-        stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer), copies))
+        stepper = self.steppers.get(param) or self.steppers.setdefault(
+            param, Stepper(type(optimizer), copies, host=optimizer._stepper.host)
+        )
         options = stepper.read(targets.groups)
         _check(stepper, targets, options)  # which may have changed
         if optimizer.watch_norms and sharding_of(param) is not None:

@@ -21,6 +21,7 @@ import torch
 SMALL = 1 << 16
 RELAXED = 2  # a mode of CUDA's captures
 GRAPHS_VARIABLE = "FUSEDADAM_CUDA_GRAPHS"  # 0: kernels are launched one after the other
+CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING = 19, 41  # attributes of a device
 INVALID_CONTEXT = 201  # this thread has not used the device yet
 
 
@@ -72,6 +73,12 @@ class Driver:
         """The kernels, one after the other, as one command; with the arguments that they have now."""
         with _during_captures(self._library):
             return Graph(self._library, self.check, kernels)
+
+    def attribute(self, which: int, device: int) -> int:
+        value, handle = c_int(), c_int()
+        self.check(self._library.cuDeviceGet(byref(handle), device))
+        self.check(self._library.cuDeviceGetAttribute(byref(value), which, handle))
+        return value.value
 
     def parameter_sizes(self, function: int) -> list[int]:
         """The bytes of each parameter of a kernel."""
@@ -186,6 +193,12 @@ def driver() -> Driver | None:
 
 def driver_of(device: torch.device) -> Driver | None:
     return driver() if device.type == "cuda" else None
+
+
+def can_map_host_memory(device: torch.device) -> bool:
+    """Whether kernels reach page-locked memory under the host's own addresses; True where nobody can be asked."""
+    asked = driver_of(device)
+    return asked is None or all(asked.attribute(w, device.index) for w in (CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING))
 
 
 def raw(argument: Any) -> int:
