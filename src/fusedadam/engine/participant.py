@@ -145,6 +145,7 @@ class Participant:
             self.chosen,
             self.seed,
             self.newton_schulz,
+            self.host is not None,
         )
 
     def _roles(self) -> Roles:

@@ -103,8 +103,9 @@ class HostMemory:
             if slab.device == device and (piece := slab.cut(nbytes)) is not None:
                 return piece
         locked = sum(slab.end - slab.begin for slab in self._slabs)
-        # a quarter more at a time, so that little is locked in vain
-        size = 1 << (max(nbytes, SMALLEST_SLAB, min(LARGEST_SLAB, locked // 4)) - 1).bit_length()
+        # up to a quarter more at a time, so that little is locked in vain
+        more = min(LARGEST_SLAB, max(SMALLEST_SLAB, 1 << (locked // 4).bit_length() >> 1))
+        size = max(more, 1 << (nbytes - 1).bit_length())
         if locked < TELL_FROM <= locked + size:
             text = f"fusedadam: offload=True page-locks more than {TELL_FROM >> 30} GiB, at about 0.6 seconds a GiB"
             print(text, file=sys.stderr, flush=True)
@@ -120,21 +121,20 @@ class HostMemory:
 
 def allocate(nbytes: int) -> Tensor:
     """Page-locked memory, or an error that says what to do."""
-    if (left := lockable()) is not None and left < nbytes:
+    left, error = lockable(), None
+    if left is not None and left < nbytes:
         getattr(torch._C, "_host_emptyCache", lambda: None)()  # torch's pool, which no public function empties yet
-        if (left := lockable()) is not None and left < nbytes:
-            raise _refused(nbytes, f"{left / 2**30:.2f} GiB are left")
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    except RuntimeError as error:
-        raise _refused(nbytes, str(error).partition("\n")[0]) from error
-
-
-def _refused(nbytes: int, why: str) -> RuntimeError:
-    return RuntimeError(
+        left = lockable()
+    why = f"{(left or 0) / 2**30:.2f} GiB are left"
+    if left is None or left >= nbytes:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError as refused:
+            why, error = str(refused).partition("\n")[0], refused
+    raise RuntimeError(
         f"offload=True could not page-lock {nbytes / 2**30:.2f} GiB of host memory ({why}); use storage='8bit', leave "
         "offload out in some groups, or allow this process more memory (its container's limit, ulimit -l)"
-    )
+    ) from error
 
 
 def lockable() -> int | None:

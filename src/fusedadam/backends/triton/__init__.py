@@ -79,6 +79,8 @@ class RowTile(NamedTuple):
 # arithmetic (division and square root are correctly rounded).
 WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
+# With states in host memory: a block's exponents fill a sector of 32 bytes, since the bus moves no less
+BLOCKS_OVER_THE_BUS = Tile(8192, 1024, 4)
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 SHORT_ROWS = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)}
 LONG_ROWS, FULL_ROWS = RowTile(1, LANES, 1), RowTile(1, LANES, 1, full=True)
@@ -145,7 +147,7 @@ def _straight(table: LaunchTable, stage: Stage) -> Iterator[Visit]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
     sizes, tile = table.counts(stage.space), _tile(table, stage)
-    tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+    tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS, BLOCKS_OVER_THE_BUS) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
     full = sizes // tile.chunk * tile.chunk if tail else sizes
@@ -166,7 +168,7 @@ def _tile(table: LaunchTable, stage: Stage) -> Tile:
     kept = table.formats_of(stage)
     formats = [FORMATS[kept[role]] for role in stage.arrays] if stage.space == "element" else []
     if any(fmt.by_block for fmt in formats):
-        return BLOCKS
+        return BLOCKS_OVER_THE_BUS if table.over_the_bus else BLOCKS
     if any(FORMATS[kept[role]].is_stochastic for role in stage.writes if stage.space == "element"):
         return BUSY
     return NARROW if _is_narrow(table, stage) else WIDE
