@@ -23,10 +23,8 @@ from fusedadam.cli.doctor.bus import bandwidth
 
 SHAPE = (4096, 4096)
 BF16 = torch.bfloat16
-OURS = {
-    "float32 states": {"state_dtype": torch.float32},
-    '"exact"': {"storage": "exact"},
-    '"8bit"': {"storage": "8bit"},
+OURS = {"float32 states": {"state_dtype": torch.float32}} | {
+    f'"{s}"': {"storage": s} for s in ("exact", "16bit", "8bit")
 }
 
 
