@@ -246,6 +246,24 @@ def test_in_backward(device, storage):
     assert_same(early, plain)
 
 
+@pytest.mark.parametrize("storage", [None, "16bit", "8bit"])
+def test_in_backward_few_programs_visit_all_chunks(compiled, storage):
+    shapes = [(96, 128), (3, 4099), (5,)]  # several chunks, and rests of them
+    models = [torch.nn.ParameterList(leaves(shapes, [BF16 if storage else F32])) for _ in "ab"]
+    options = {"storage": storage, "lr": 1e-2, "betas": (0.9, 0.99)}
+    plain = AdamW(models[0].parameters(), backend="numba", **options)
+    early = step_in_backward(models[1], lambda params: AdamW(params, backend="triton", offload=True, **options))
+    for _ in range(2):
+        for model in models:
+            sum((p.float() ** 3).sum() for p in model).backward()
+        plain.step()
+        plain.zero_grad()
+        early.step()
+    tables = [launch.table for stepper in early._in_backward.steppers.values() for launch in stepper.last_plan.launches]
+    assert all(table.beside_model and table.over_the_bus for table in tables)
+    assert_same(early, plain)
+
+
 @pytest.mark.parametrize("value", [1, None, "cuda", 0])
 def test_a_value_that_is_no_bool_is_refused(device, value):
     with pytest.raises(TypeError, match=r"offload=.* must be True or False"):

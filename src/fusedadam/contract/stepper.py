@@ -71,7 +71,8 @@ class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
     ``copies``: told of states that begin as copies of parameters. ``is_under_zero``: a ZeroRedundancyOptimizer has
-    given other parameters of the model to other processes. ``host``: where states are kept with ``offload=True``.
+    given other parameters of the model to other processes. ``host``: for a step in backward, where the
+    optimizer keeps states with ``offload=True``.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Stepper:
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
         self._optimizer, self._copies, self._is_under_zero = optimizer, copies, is_under_zero
+        self._in_backward = host is not None
         self.host = HostMemory() if host is None else host  # for states of groups with offload=True
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
@@ -238,6 +240,7 @@ class Stepper:
                     group.get("seed", 0),
                     self._optimizer.newton_schulz(group),
                     self.host if refusals.offloads(group, param.device) else None,
+                    self._in_backward,
                 )
             )
         is_scaled = amp.grad_scale is not None

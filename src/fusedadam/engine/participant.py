@@ -61,6 +61,7 @@ class Participant:
     seed: int = 0
     newton_schulz: NewtonSchulz = DEFAULT
     host: HostMemory | None = None  # where its states are kept, unless on the parameter's device
+    in_backward: bool = False  # while the model computes other gradients
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
     fresh: StateDict = field(default_factory=dict)  # states that are made with the plan
     stale: list[str] = field(default_factory=list)  # arrays that a role was kept in before
@@ -146,6 +147,7 @@ class Participant:
             self.seed,
             self.newton_schulz,
             self.host is not None,
+            self.host is not None and self.in_backward,
         )
 
     def _roles(self) -> Roles:
