@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from fusedadam import AdamW
+from fusedadam import AdamW, FusedOptimizer, step_in_backward
 from fusedadam.cli.doctor.bus import bandwidth
 
 SHAPE = (4096, 4096)
@@ -44,6 +44,48 @@ def parameters(count: int, device: str = "cuda", dtype: torch.dtype = BF16) -> l
     for param in params:
         param.grad = torch.randn_like(param)
     return params
+
+
+def beside_a_model(layers: int, repeats: int) -> None:
+    """``step_in_backward`` in 8 bits, where a backward pass takes as long as the bus does."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(*SHAPE, bias=False) for _ in range(layers))).to("cuda", BF16)
+
+    def backward(tokens: int) -> Callable[[], None]:
+        x = torch.randn(tokens, SHAPE[0], device="cuda", dtype=BF16)
+
+        def run() -> None:
+            model(x).sum().backward()
+            if optimizer is None:
+                for param in model.parameters():
+                    param.grad = None
+            else:
+                optimizer.step()
+
+        return run
+
+    def forward(tokens: int) -> Callable[[], None]:
+        x = torch.randn(tokens, SHAPE[0], device="cuda", dtype=BF16)
+        return lambda: model(x)
+
+    optimizer: FusedOptimizer | None = step_in_backward(
+        model, lambda params: AdamW(params, storage="8bit", offload=True)
+    )
+    bus = seconds(backward(16), repeats)  # the model itself takes next to nothing
+    optimizer.stop_in_backward()
+    stopped, optimizer = optimizer, None
+    tokens = 8192
+    alone = seconds(backward(tokens), repeats) - seconds(forward(tokens), repeats)
+    tokens = max(256, round(tokens * bus / alone) // 256 * 256)
+    ahead = seconds(forward(tokens), repeats)
+    alone = seconds(backward(tokens), repeats) - ahead
+    del stopped
+    gc.collect()
+    optimizer = step_in_backward(model, lambda params: AdamW(params, storage="8bit", offload=True))
+    together = seconds(backward(tokens), repeats) - ahead
+    print(
+        f"in backward, 8 bits, {tokens} tokens: backward pass alone {1e3 * alone:.1f} ms, steps alone {1e3 * bus:.1f} "
+        f"ms, together {1e3 * together:.1f} ms, {together / max(alone, bus):.2f} times the longer"
+    )
 
 
 def main() -> None:
@@ -77,6 +119,8 @@ def main() -> None:
         )
         del params, state
         gc.collect()
+    beside_a_model(tensors, options.repeats)
+    gc.collect()
     plain = AdamW(parameters(tensors), storage="8bit")
     print(f'AdamW, "8bit", on the device: {1e3 * seconds(plain.step, options.repeats):.1f} ms')
     del plain
