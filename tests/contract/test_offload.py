@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, step_in_backward
+from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, compat, step_in_backward
 from fusedadam.contract import advice
 from fusedadam.contract.storage import PRESETS
 from fusedadam.tensors import host_memory
@@ -211,6 +211,16 @@ def test_whatever_reads_states_waits_first(device, read):
     assert device.waits == 0  # a step does not
     read(optimizer, model)
     assert device.waits
+
+
+def test_where_asynchronous_checkpoints_share_memory_a_state_dict_is_a_copy(device, monkeypatch):
+    optimizer = train(made(AdamW), 2)
+    param = params_of(optimizer)[0]
+    for shares in (False, True):
+        monkeypatch.setattr(compat, "checkpoints_share_host_memory", lambda shares=shares: shares)
+        value = optimizer.state_dict()["state"][0]["exp_avg"]
+        assert torch.equal(value, optimizer.state[param]["exp_avg"])
+        assert (slab_of(value) is None) is shares
 
 
 def test_averages_that_take_the_place_of_weights_wait_first(device):

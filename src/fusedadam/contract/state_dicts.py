@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fusedadam import compat
 from fusedadam.contract import conversion, refusals, storage
 from fusedadam.contract.group_options import for_check
 from fusedadam.contract.role_arrays import LOW, for_state_dict
@@ -26,7 +27,7 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
 
     def as_saved(_: Any, state_dict: dict[str, Any]) -> None:
         state, keys = state_dict["state"], conversion.keys_of_params(state_dict)
-        state_dict["state"] = {key: for_state_dict(v) if key in keys else v for key, v in state.items()}
+        state_dict["state"] = {key: for_state_dict(_apart(v)) if key in keys else v for key, v in state.items()}
         if "decoupled" in optimizer.rule.flags:
             for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
                 saved["decoupled_weight_decay"] = bool(optimizer.value(group, "decoupled"))
@@ -38,6 +39,13 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _apart(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state for torch's asynchronous checkpoints, which in some versions share tensors on the host."""
+    if not compat.checkpoints_share_host_memory():
+        return state
+    return {n: v if host_memory.slab_of(v) is None else v.clone() for n, v in state.items()}
 
 
 @contextlib.contextmanager
