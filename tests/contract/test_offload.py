@@ -16,6 +16,7 @@ import torch
 import fusedadam
 from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, compat, step_in_backward
 from fusedadam.contract import advice
+from fusedadam.contract.memory import readable
 from fusedadam.contract.storage import PRESETS
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.host_memory import slab_of
@@ -272,6 +273,32 @@ def test_in_backward_few_programs_visit_all_chunks(compiled, storage):
     tables = [launch.table for stepper in early._in_backward.steppers.values() for launch in stepper.last_plan.launches]
     assert all(table.beside_model and table.over_the_bus for table in tables)
     assert_same(early, plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        pytest.param(AdamW, 3 * 8192 + 2 * 256, id="AdamW"),
+        pytest.param(fusedadam.AdamP, 6 * 8192 + 4 * 256, id="AdamP"),
+    ],
+)
+def test_the_memory_summary_shows_host_and_device_apart_and_what_crosses_the_bus(device, make, read):
+    """AdamP visits the elements twice: it reads everything again, and stores it once."""
+    params = leaves([(64, 128), (8,)], [BF16])
+    optimizer = make(params, storage="8bit", offload=True, backend="eager")
+    assert "Bus:" not in optimizer.memory_summary()
+    train(optimizer, 1)
+    text = optimizer.memory_summary()
+    host = text[text.index("host memory, page-locked") :].split("\n\n")[0]
+    assert "exp_avg_codes" in host
+    assert "step" not in host
+    assert "parameters" not in host
+    back = 3 * 8192 + 2 * 256
+    assert f"Bus: a step moves {readable(read)} to the device and {readable(back)} back" in text
+    optimizer.param_groups[0]["offload"] = False
+    train(optimizer, 1)
+    assert "Bus:" not in optimizer.memory_summary()
+    assert "page-locked" not in optimizer.memory_summary()
 
 
 @pytest.mark.parametrize("value", [1, None, "cuda", 0])

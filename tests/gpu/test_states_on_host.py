@@ -17,6 +17,7 @@ import torch
 import fusedadam
 from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, step_in_backward
 from fusedadam.catalog import CATALOG
+from fusedadam.cli.doctor.bus import bandwidth
 from fusedadam.contract.storage import PRESETS
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.host_memory import slab_of
@@ -291,6 +292,11 @@ def test_changed_between_steps():
 
 def test_every_optimizer_is_here():
     assert len(EVERY) == 4 * len(CATALOG)
+
+
+def test_doctor_measures_the_bus():
+    bus = bandwidth(torch.device("cuda", 0), 16)
+    assert 1 < bus.both <= 1.2 * max(bus.to_device, bus.from_device)
 
 
 def test_the_eager_backend_is_refused():
