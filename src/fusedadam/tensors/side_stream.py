@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusedadam.tensors.shards import local
 
+PRIORITY = -1  # its few programs begin before the model's many, which would take all multiprocessors
 WAITING = 1 << 29  # bytes of gradients: if the bus is slower than the model, the model waits for it
 
 
@@ -31,7 +32,7 @@ class SideStream:
         here: Tensor = local(grad)
         stream = self._streams.get(here.device)
         if stream is None:
-            stream = self._streams[here.device] = torch.cuda.Stream(here.device)
+            stream = self._streams[here.device] = torch.cuda.Stream(here.device, priority=PRIORITY)
         self.make_room(here.nbytes)
         stream.wait_stream(torch.cuda.current_stream(here.device))
         here.record_stream(stream)

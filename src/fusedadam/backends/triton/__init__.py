@@ -80,9 +80,10 @@ class RowTile(NamedTuple):
 WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 # With states in host memory: a block's exponents fill a sector of 32 bytes, since the bus moves no less
-BLOCKS_OVER_THE_BUS = Tile(8192, 1024, 4)
-# The same beside a model, where few programs keep the bus busy: each must have many bytes on their way
-STRAIGHT_BESIDE, BUSY_BESIDE = Tile(4096, 2048, 8), Tile(8192, 4096, 8)
+BLOCKS_OVER_THE_BUS = Tile(8192, 2048, 8)
+# Beside a model few programs keep the bus busy: each must have many bytes on their way, and rarely begin a chunk, whose
+# first loads nothing hides
+STRAIGHT_BESIDE, BUSY_BESIDE = Tile(32768, 4096, 8), Tile(32768, 4096, 8)
 SHARE_BESIDE = 8  # one program for so many multiprocessors: 16 of an H200's 132 reach the bandwidth of its bus
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 SHORT_ROWS = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)}
