@@ -36,7 +36,7 @@ DEVICES: tuple[str, ...] = ("cuda",)  # that read host memory in place; ROCm (un
 SMALLEST = 1 << 14
 ALIGNMENT = 512  # bytes, as on a device
 SMALLEST_SLAB, LARGEST_SLAB = 1 << 20, 1 << 30  # bytes; larger states have slabs of their own
-TELL_FROM = 1 << 32  # bytes of slabs: page-locking takes about 0.6 seconds a GiB
+TELL_FROM = 1 << 32  # bytes of slabs: page-locking takes 0.6 to 0.8 seconds a GiB
 
 
 class Slab:
@@ -107,7 +107,7 @@ class HostMemory:
         more = min(LARGEST_SLAB, max(SMALLEST_SLAB, 1 << (locked // 4).bit_length() >> 1))
         size = max(more, 1 << (nbytes - 1).bit_length())
         if locked < TELL_FROM <= locked + size:
-            text = f"fusedadam: offload=True page-locks more than {TELL_FROM >> 30} GiB, at about 0.6 seconds a GiB"
+            text = f"fusedadam: offload=True page-locks more than {TELL_FROM >> 30} GiB, at 0.6 to 0.8 seconds a GiB"
             print(text, file=sys.stderr, flush=True)
         memory = allocate(size).numpy()
         slab = Slab(memory, device)

@@ -83,7 +83,7 @@ BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
 BLOCKS_OVER_THE_BUS = Tile(8192, 2048, 8)
 # Beside a model few programs keep the bus busy: each must have many bytes on their way, and rarely begin a chunk, whose
 # first loads nothing hides
-STRAIGHT_BESIDE, BUSY_BESIDE = Tile(32768, 4096, 8), Tile(32768, 4096, 8)
+STRAIGHT_BESIDE, BUSY_BESIDE = Tile(32768, 2048, 8), Tile(32768, 4096, 8)
 SHARE_BESIDE = 8  # one program for so many multiprocessors: 16 of an H200's 132 reach the bandwidth of its bus
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 SHORT_ROWS = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)}
