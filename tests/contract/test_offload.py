@@ -22,6 +22,7 @@ from fusedadam.tensors import host_memory
 from fusedadam.tensors.host_memory import slab_of
 from tests.contract.common import (
     EVERY_FIRST,
+    QUICK,
     assert_same,
     assert_unchanged,
     everything,
@@ -35,11 +36,20 @@ from tests.contract.test_matrix import SHAPES
 from tests.host_memory import pretended
 from tests.support import BF16, F32
 
+QUICK_CASES = {f"{name}-{storage}" for name in QUICK for storage in (None, "8bit")}
 CASES = [
     pytest.param(make, storage, id=f"{name}-{storage}")
     for name, make in EVERY_FIRST.items() for storage in (None, *PRESETS)
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize(("make", "storage"), CASES)
+# What surrounds a step is the base's: quick tests take what differs in its states.
+SOME = pytest.mark.parametrize(
+    ("make", "storage"),
+    [
+        pytest.param(*case.values, id=case.id, marks=[] if case.id in QUICK_CASES else pytest.mark.exhaustive)
+        for case in CASES
+    ],
+)
 
 
 @pytest.fixture
@@ -81,7 +91,7 @@ def test_training_gives_the_same_bits_and_states_are_there(device, make, storage
     assert all(slab_of(value) is None for p in params_of(offloaded)[1:] for value in offloaded.state[p].values())
 
 
-@EVERY
+@SOME
 def test_resumed_from_a_file_with_and_without(device, make, storage):
     for first, then in ((True, False), (False, True), (True, True)):
         original = train(made(make, storage, first, seed=5), 2)
@@ -93,7 +103,7 @@ def test_resumed_from_a_file_with_and_without(device, make, storage):
         assert_same(train(resumed, 2, start=2), train(original, 2, start=2))
 
 
-@EVERY
+@SOME
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
 def test_copied(device, make, storage, copied):
     original = train(made(make, storage), 2)
@@ -107,7 +117,7 @@ def test_copied(device, make, storage, copied):
     assert ours & theirs == {id(None)}
 
 
-@EVERY
+@SOME
 def test_changed_between_steps(device, make, storage):
     optimizer, plain = made(make, storage, False), made(make, storage, False)
     for k, offload in enumerate((True, False, True)):

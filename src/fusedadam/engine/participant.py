@@ -253,10 +253,10 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             if here.shape == shape and not is_ready:
                 _wait_for(state)
                 copy = p.brought_home(here, wanted)
-                if has_strides(here, wanted):
-                    fresh[name] = with_shard(state[name], copy)
-                else:
-                    fresh[name] = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
+                alike = state[name]
+                if not has_strides(here, wanted):
+                    alike = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
+                fresh[name] = with_shard(alike, copy)
     return fresh
 
 
