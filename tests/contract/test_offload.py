@@ -171,6 +171,21 @@ def test_a_state_that_someone_replaced_is_copied_in(compiled, replaced):
     assert_same(optimizer, plain)
 
 
+def test_states_that_are_moved_in_every_step_are_said_once(device, monkeypatch):
+    monkeypatch.setattr(advice, "_told", {*advice._told} - {"moved"})
+    optimizer = train(made(AdamW), 1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(1, 6):
+            assert len(found) == (step > 3)
+            for state in optimizer.state.values():
+                state["exp_avg"] = state["exp_avg"].clone()
+            train(optimizer, 1, start=step)
+    assert "moved out of page-locked memory 3 times" in str(found[0].message)
+    assert found[0].filename == train.__code__.co_filename
+    assert_same(optimizer, train(made(AdamW, offload=False), 6))
+
+
 @pytest.mark.parametrize("make", [AdamW, EmaAdamW, fusedadam.AdamP], ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("storage", [None, "8bit"])
 def test_compiled_kernels_use_it_in_place(compiled, make, storage):

@@ -95,6 +95,18 @@ def warn_of_offload(group: Group, param: Tensor) -> None:
         )
 
 
+MOVES = 3  # loading, copying and switching offload on move states once
+
+
+def warn_of_moved_states(times: int) -> None:
+    if times == MOVES:
+        _tell_once(
+            "moved",
+            f"fusedadam: states of groups with offload=True were moved out of page-locked memory {MOVES} times, and "
+            "each time the next step has copied them back; leave optimizer.state to the optimizer, or leave offload out",
+        )
+
+
 def warn_of_float16(group: Group, params: Iterable[Tensor]) -> None:
     """``group``: that of the parameters, with a ``storage`` or without."""
     if group.get("storage") is not None and any(param.dtype == torch.float16 for param in params):

@@ -87,7 +87,7 @@ class Stepper:
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
         self._optimizer, self._copies, self._is_under_zero = optimizer, copies, is_under_zero
-        self._in_backward = host is not None
+        self._in_backward, self._plans_that_moved = host is not None, 0
         self.host = HostMemory() if host is None else host  # for states of groups with offload=True
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
@@ -245,7 +245,11 @@ class Stepper:
             )
         is_scaled = amp.grad_scale is not None
         states, counts = targets.states, self._step_counts
+        moved = self.host.moved
         prepared = prepare_plan(rule, participants, params, states, counts, on_device, is_scaled)
+        if self.host.moved > moved:
+            self._plans_that_moved += 1
+            advice.warn_of_moved_states(self._plans_that_moved)
         return prepared.commit(states, counts, norms)
 
     def _new_state(

@@ -109,6 +109,7 @@ class Participant:
         device = local(self.param).device
         if self.host is None or here.nbytes < host_memory.SMALLEST or capturing():
             return copy_with(here.to(device), strides)
+        self.host.moved += slab_of(here) is None
         return self.host.copy(here, strides, device)
 
     @property

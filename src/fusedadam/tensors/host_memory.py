@@ -84,6 +84,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._slabs: list[Slab] = []
+        self.moved = 0  # states that were elsewhere when a step needed them
 
     def placed(self, state: Tensor, device: torch.device) -> Tensor:
         """A copy of a state of a parameter on this device: here, or on the device if it is small."""
