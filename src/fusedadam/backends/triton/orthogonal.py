@@ -49,7 +49,8 @@ class Tiles(NamedTuple):
 
 
 SMALL, MEDIUM, LARGE = Tiles(64, 1, 4, 4), Tiles(128, 1, 4, 3), Tiles(128, 2, 8, 3)
-LONGEST_SMALL, LONGEST_MEDIUM = 512, 1536  # rows of a square, from which on the next larger tile is faster
+# The rows of a square, and of the product with X, up to which these are faster
+LONGEST_SMALL, LONGEST_MEDIUM, LONGEST_MEDIUM_WIDE = 512, 1536, 512
 
 
 def square_tiles(rows: int) -> Tiles:
@@ -57,7 +58,7 @@ def square_tiles(rows: int) -> Tiles:
 
 
 def wide_tiles(rows: int) -> Tiles:
-    return SMALL if rows <= LONGEST_SMALL else LARGE
+    return SMALL if rows <= LONGEST_SMALL else MEDIUM if rows <= LONGEST_MEDIUM_WIDE else LARGE
 
 
 def multiplies(dtype: torch.dtype, device: torch.device) -> bool:

@@ -137,7 +137,7 @@ def normalize(
     part = tl.arange(0, PARTS)
     norm = tl.sqrt(tl.sum(tl.load(sums + matrix * parts + part, mask=part < parts, other=0)))
     factor = scale / tl.where(norm < eps, eps, norm)
-    row = tile // across * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile // across * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     column = tile % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     live = (row < rows) & (column < columns)
     value = tl.load(matrices + (matrix * rows + row) * columns + column, mask=live).to(tl.float64) * factor
