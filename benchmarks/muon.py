@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", nargs="?", choices=("run", "draw"), default="run")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--largest", type=int, default=WIDTHS[-1], help="width")
+    parser.add_argument("--largest", type=int, default=WIDTHS[-1], help="width; the sets are measured with all of them")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -117,11 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drawn(found["rows"], found["device"])
         return 0
     sets = {"gpt": matrices(gpt()), "llama": matrices(llama())}
-    sets |= {f"{count} of {width}": [(width, width)] * count for count in COUNTS for width in WIDTHS}
+    sets = sets if given.largest == WIDTHS[-1] else {}
+    widths = [width for width in WIDTHS if width <= given.largest]
+    sets |= {f"{count} of {width}": [(width, width)] * count for count in COUNTS for width in widths}
     rows = []
     for what, shapes in sets.items():
-        if max(map(max, shapes)) > given.largest:
-            continue
         for dtype in DTYPES if what in ("gpt", "llama") else ("fp32",):
             rows.append(measured(what, shapes, dtype, given.device, given.turns))
             print(json.dumps(rows[-1]), flush=True)

@@ -31,11 +31,10 @@ def test_three_decades():
     assert small.distances(small.result(stack), small.exact(stack, NewtonSchulz())) < 0.008
 
 
-@pytest.mark.parametrize("steps", range(1, 11))
 @pytest.mark.parametrize("name", NAMED)
-def test_every_spectrum(name, steps):
-    for shape in ((256, 640), (700, 1000)):
-        small.assert_as_good_as_bfloat16(small.hard_stack(*shape), NewtonSchulz(coefficients_of(name, steps)))
+def test_every_spectrum(name):
+    for steps in range(1, 11):
+        small.assert_as_good_as_bfloat16(small.hard_stack(256, 640), NewtonSchulz(coefficients_of(name, steps)))
 
 
 def trained(make, dtype, steps=4, shapes=SHAPES, **options):

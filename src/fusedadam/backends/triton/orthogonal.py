@@ -40,25 +40,19 @@ STEP = 64  # terms that are added at a time
 
 
 class Tiles(NamedTuple):
-    """A program computes ``side_by_side`` tiles of ``side`` x ``side`` elements."""
+    """Of side x side elements."""
 
     side: int
-    side_by_side: int
     warps: int
     stages: int
 
 
-SMALL, MEDIUM, LARGE = Tiles(64, 1, 4, 4), Tiles(128, 1, 4, 3), Tiles(128, 2, 8, 3)
-# The rows of a square, and of the product with X, up to which these are faster
-LONGEST_SMALL, LONGEST_MEDIUM, LONGEST_MEDIUM_WIDE = 512, 1536, 512
+SMALL, LARGE = Tiles(64, 4, 4), Tiles(128, 4, 3)
+LONGEST_SMALL = 512  # rows of a square, up to which small tiles are faster for one matrix, or for a few
 
 
-def square_tiles(rows: int) -> Tiles:
-    return SMALL if rows <= LONGEST_SMALL else MEDIUM if rows <= LONGEST_MEDIUM else LARGE
-
-
-def wide_tiles(rows: int) -> Tiles:
-    return SMALL if rows <= LONGEST_SMALL else MEDIUM if rows <= LONGEST_MEDIUM_WIDE else LARGE
+def tiles_for(rows: int) -> Tiles:
+    return SMALL if rows <= LONGEST_SMALL else LARGE
 
 
 def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
@@ -105,7 +99,7 @@ def _kernels(stack: Tensor, memory: Tensor, method: NewtonSchulz) -> Iterator[Re
         yield from kernels
         out, factors = other if left else stack, (x, polynomial) if is_tall else (polynomial, x)
         yield _product(
-            *factors, out, wide_tiles(narrow), added=x, alpha=1 / scale, beta=rest / scale, is_symmetric=False,
+            *factors, out, tiles_for(narrow), added=x, alpha=1 / scale, beta=rest / scale, is_symmetric=False,
             down=(False, not is_tall),
         )  # fmt: skip
         x, other, scale = out, x, 1.0
@@ -116,7 +110,7 @@ def _polynomial(
 ) -> tuple[list[Ready], Tensor, float]:
     """One step or two: kernels, the polynomial that they compute, and the multiple of I that is not in it."""
     r, z, y, t = squares
-    tiles, (a, b, c), *more = square_tiles(len(r[0])), *steps
+    tiles, (a, b, c), *more = tiles_for(len(r[0])), *steps
     kernels = [_product(x, x, r, tiles, alpha=scale**-2, down=(is_tall, is_tall))]
     if not more:
         return [*kernels, _product(r, r, z, tiles, added=r, alpha=c, beta=b)], z, a
@@ -138,24 +132,20 @@ def _product(
 ) -> Ready:  # fmt: skip
     """See ``products.product``."""
     count, rows, columns = out.shape
-    side, beside, warps, stages = tiles
-    wide = side * beside
-    if is_symmetric:
-        blocks = -(-rows // wide)
-        programs = blocks * (blocks + 1) // 2 * beside
-    else:
-        programs = -(-rows // side) * -(-columns // wide)
+    side, warps, stages = tiles
+    blocks = -(-rows // side)
+    programs = blocks * (blocks + 1) // 2 if is_symmetric else blocks * -(-columns // side)
     by_address = out.dtype == torch.float32 and columns % 4 != 0
     described = [
         _described(a, (STEP, side) if down[0] else (side, STEP)),
-        _described(b, (STEP, wide) if down[1] else (wide, STEP)),
+        _described(b, (STEP, side) if down[1] else (side, STEP)),
         _described(a if added is None else added, (side, side)),
         out if by_address else _described(out, (side, side)),
         _described(a if second is None else second, (side, side)),
     ]
     arguments = (
         *described, rows, columns, a.shape[1 if down[0] else 2], programs, alpha, beta, gamma,
-        is_symmetric, added is not None, second is not None, by_address, *down, side, beside, STEP,
+        is_symmetric, added is not None, second is not None, by_address, *down, side, STEP,
     )  # fmt: skip
     return Ready(out.device, products.product, (programs * count, 1, 1), arguments, warps, num_stages=stages)
 

@@ -31,60 +31,31 @@ def grouped(p, rows, columns, GROUP: tl.constexpr):
 def product(
     a, b, added, out, second, rows, columns, depth, programs, alpha, beta, gamma,
     SYMMETRIC: tl.constexpr, ADDS: tl.constexpr, HAS_SECOND: tl.constexpr, BY_ADDRESS: tl.constexpr,
-    A_DOWN: tl.constexpr, B_DOWN: tl.constexpr, TILE: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, STEP: tl.constexpr,
+    A_DOWN: tl.constexpr, B_DOWN: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """out = alpha a b + beta added, and second = out + gamma I before it is rounded; of each matrix of a stack.
 
-    Terms are added along the rows of ``a`` and ``b``, or down their columns with ``A_DOWN`` and ``B_DOWN``. A program
-    computes ``SIDE_BY_SIDE`` tiles. ``SYMMETRIC``: those above the diagonal are written as mirrors of those below.
-    ``BY_ADDRESS``: ``out`` is an address, for rows that a descriptor cannot have.
+    Terms are added along the rows of ``a`` and ``b``, or down their columns with ``A_DOWN`` and ``B_DOWN``.
+    ``SYMMETRIC``: tiles above the diagonal are written as mirrors of those below. ``BY_ADDRESS``: ``out`` is an
+    address, for rows that a descriptor cannot have.
     """
     batch, p = tl.program_id(0) // programs, tl.program_id(0) % programs
     if SYMMETRIC:
-        i, j = below_diagonal(p // SIDE_BY_SIDE)
-        i = i * SIDE_BY_SIDE + p % SIDE_BY_SIDE
-        if i * TILE >= rows:
-            return
+        i, j = below_diagonal(p)
     else:
-        i, j = grouped(p, tl.cdiv(rows, TILE), tl.cdiv(columns, TILE * SIDE_BY_SIDE), 8)
-    WIDTH: tl.constexpr = TILE * SIDE_BY_SIDE
-    sums = tl.zeros((TILE, WIDTH), tl.float32)
+        i, j = grouped(p, tl.cdiv(rows, TILE), tl.cdiv(columns, TILE), 8)
+    sums = tl.zeros((TILE, TILE), tl.float32)
     for k in range(0, depth, STEP):
         if A_DOWN:
             left = tl.trans(a.load([batch, k, i * TILE]).reshape(STEP, TILE))
         else:
             left = a.load([batch, i * TILE, k]).reshape(TILE, STEP)
         if B_DOWN:
-            right = b.load([batch, k, j * WIDTH]).reshape(STEP, WIDTH)
+            right = b.load([batch, k, j * TILE]).reshape(STEP, TILE)
         else:
-            right = tl.trans(b.load([batch, j * WIDTH, k]).reshape(WIDTH, STEP))
+            right = tl.trans(b.load([batch, j * TILE, k]).reshape(TILE, STEP))
         sums = tl.dot(left, right, sums)
-    if SIDE_BY_SIDE == 1:
-        finish(
-            alpha * sums, added, out, second, batch, i, j, rows, columns, beta, gamma,
-            SYMMETRIC, ADDS, HAS_SECOND, BY_ADDRESS, TILE,
-        )  # fmt: skip
-    else:
-        halves = tl.permute(tl.reshape(alpha * sums, (TILE, 2, TILE)), (0, 2, 1))
-        first, other = tl.split(halves)
-        finish(
-            first, added, out, second, batch, i, 2 * j, rows, columns, beta, gamma,
-            SYMMETRIC, ADDS, HAS_SECOND, BY_ADDRESS, TILE,
-        )  # fmt: skip
-        if not SYMMETRIC or 2 * j < i:
-            finish(
-                other, added, out, second, batch, i, 2 * j + 1, rows, columns, beta, gamma,
-                SYMMETRIC, ADDS, HAS_SECOND, BY_ADDRESS, TILE,
-            )  # fmt: skip
-
-
-@triton.jit
-def finish(
-    result, added, out, second, batch, i, j, rows, columns, beta, gamma,
-    SYMMETRIC: tl.constexpr, ADDS: tl.constexpr, HAS_SECOND: tl.constexpr, BY_ADDRESS: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Adds to a tile what is to be added, and stores it."""
+    result = alpha * sums
     if ADDS:
         result += beta * added.load([batch, i * TILE, j * TILE]).reshape(TILE, TILE).to(tl.float32)
     x = tl.arange(0, TILE)[:, None]
