@@ -9,6 +9,7 @@ after a step and at its peak, without parameters and gradients.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -49,6 +50,7 @@ def extra(optimizer: torch.optim.Optimizer, device: str) -> dict[str, float]:
     """MiB beside parameters, gradients and momentum: kept after a step, and at its peak."""
     if device == "cpu":
         return {}
+    gc.collect()  # contestants before it
     params = [param for group in optimizer.param_groups for param in group["params"]]
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -90,14 +92,14 @@ def drawn(rows: Sequence[dict[str, Any]], device: str) -> None:
     for axes, count in zip(figure.subplots(1, len(COUNTS), sharey=True), COUNTS, strict=True):
         alike = [row for row in rows if row["what"].startswith(f"{count} of ") and row["dtype"] == "fp32"]
         widths = [int(row["what"].rpartition(" ")[2]) for row in alike]
-        charts.titled(axes, f"{device}: {'one matrix' if count == 1 else f'{count} matrices'}, ms of a step")
+        charts.titled(axes, f"{'One matrix' if count == 1 else f'{count} matrices'}: ms of a step, {device}")
         for name, label, color in (
             ("ours", "fusedadam.Muon", charts.OURS),
             ("torch", "torch.optim.Muon", charts.PEER),
         ):
             axes.loglog(widths, [row[name] for row in alike], "o-", color=color, label=label, linewidth=2, markersize=4)
         axes.set_xlabel("width of the square matrices")
-        axes.set_xticks(widths[::2], [str(width) for width in widths[::2]], fontsize=8)
+        axes.set_xticks(widths, [str(width) for width in widths], fontsize=7.5, rotation=45)
         axes.minorticks_off()
     axes.legend(frameon=False)
     figure.savefig(PICTURE)

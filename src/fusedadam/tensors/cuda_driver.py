@@ -40,8 +40,6 @@ class Driver:
         self._copy.argtypes = [c_uint64, c_void_p, c_size_t, c_void_p]
         self._parameter = library.cuFuncGetParamInfo
         self._parameter.argtypes = [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)]
-        self._describe = library.cuTensorMapEncodeTiled
-        self._describe.argtypes = [c_void_p, c_int, c_uint, c_uint64, *[c_void_p] * 4, *[c_int] * 4]
 
     def launch(self, kernels: Sequence[Kernel], device: int) -> None:
         """One after the other."""
@@ -105,7 +103,9 @@ class Driver:
         box, ones = (c_uint * rank)(*block[::-1]), (c_uint * rank)(*[1] * rank)
         address = ctypes.addressof(words)
         kind, begin = KINDS[tensor.dtype], tensor.data_ptr()
-        self.check(self._describe(address, kind, rank, begin, sizes, steps, box, ones, 0, swizzle, PROMOTED, 0))
+        encode = self._library.cuTensorMapEncodeTiled
+        encode.argtypes = [c_void_p, c_int, c_uint, c_uint64, *[c_void_p] * 4, *[c_int] * 4]
+        self.check(encode(address, kind, rank, begin, sizes, steps, box, ones, 0, swizzle, PROMOTED, 0))
         return words
 
     def check(self, status: int) -> None:
