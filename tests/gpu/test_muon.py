@@ -70,7 +70,6 @@ def test_groups_and_scalars_on_the_device_have_the_same_bits():
 
 def test_scratch_memory_is_bounded():
     _, optimizer = trained(Muon, F32, 1, [(2048, 2048)] * 12)
-    kept = {launch.scratch.data_ptr(): launch.scratch.nbytes for launch in optimizer._stepper.last_plan.launches}
-    operands = max(launch.table.operands.nbytes for launch in optimizer._stepper.last_plan.launches)
-    assert 0 < sum(kept.values()) + operands <= 512 << 20
-    assert len(kept) == 1
+    launches = optimizer._stepper.last_plan.launches
+    (nbytes,) = {launch.table.operands.untyped_storage().nbytes() for launch in launches}
+    assert 12 * 2048 * 2048 * 4 < nbytes <= 512 << 20

@@ -19,6 +19,7 @@ from fusedadam.formats import compute_dtype
 
 SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take in any case
 LARGEST_SHARE = 0.05  # of the parameters' memory that it may take, if that is more
+ALIGNMENT = 256  # bytes
 TORCHS_BYTES = 2 * (2 + 5)  # for each element, beside the operand: in 16 bits two copies, and five squares at most
 
 
@@ -45,33 +46,29 @@ def in_chunks(by_key: Iterable[Sequence[int]], members: Sequence[Member]) -> Ite
 
 
 def memory(chunks: Sequence[Sequence[int]], members: Sequence[Member]) -> list[Memory]:
-    """For each chunk, the memory of its operands and products. If a single parameter is a stack that is larger than the
-    limit, its matrices are multiplied in parts."""
+    """For each chunk, the memory of its operands and products. If a single parameter is a stack that needs more than
+    the limit, its matrices are multiplied in parts."""
     limit, needed = _limit(members), list[tuple[torch.device, torch.dtype, int, int] | None]()
+    total = dict[tuple[torch.device, torch.dtype], int]()
     for chunk in chunks:
         first = members[chunk[0]]
         if not _multiplies(first):
             needed.append(None)
             continue
-        param, (operand, scratch) = first.roles["param"], _bytes(first)
-        count = sum(members[k].matrices.depth for k in chunk)
-        at_once = min(count, max(1, (limit - count * operand) // max(1, scratch)))
-        own = first.backend.scratch(first.matrices, compute_dtype(param.dtype), param.device) is not None
-        elements = sum(members[k].roles["param"].numel() for k in chunk)
-        needed.append((param.device, compute_dtype(param.dtype), elements, at_once * scratch if own else 0))
-    largest = dict[tuple[torch.device, torch.dtype], tuple[int, int]]()
-    for device, dtype, *sizes in filter(None, needed):
-        before = largest.get((device, dtype), (0, 0))
-        largest[device, dtype] = max(before[0], sizes[0]), max(before[1], sizes[1])
-    made = {
-        (device, dtype): (
-            torch.empty(elements, dtype=dtype, device=device), torch.empty(scratch, dtype=torch.uint8, device=device)
-        )
-        for (device, dtype), (elements, scratch) in largest.items()
-    }  # fmt: skip
+        device, dtype = first.roles["param"].device, compute_dtype(first.roles["param"].dtype)
+        (operand, scratch), count = _bytes(first), sum(members[k].matrices.depth for k in chunk)
+        own = first.backend.scratch(first.matrices, dtype, device) is not None
+        at_once = min(count, max(1, (limit - count * operand) // max(1, scratch))) if own else 0
+        needed.append((device, dtype, count * operand, _aligned(count * operand)))
+        total[device, dtype] = max(total.get((device, dtype), 0), _aligned(count * operand) + at_once * scratch)
+    made = {key: torch.empty(nbytes, dtype=torch.uint8, device=key[0]) for key, nbytes in total.items()}
     return [
-        Memory() if sizes is None else Memory(made[sizes[:2]][0][: sizes[2]], made[sizes[:2]][1]) for sizes in needed
+        Memory() if of is None else Memory(made[of[:2]][: of[2]].view(of[1]), made[of[:2]][of[3] :]) for of in needed
     ]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _multiplies(member: Member) -> bool:
