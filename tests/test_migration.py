@@ -19,6 +19,7 @@ import transformers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fusedadam
+from tests.host_memory import pretended
 
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
 STEPS, SHAPE = 40, (64, 96)
@@ -88,8 +89,12 @@ def same_formula(ours: Any, update: Callable[..., torch.Tensor], **bound: float)
     same(ours, functools.partial(Formula, update=update), **bound)
 
 
-def eight_bits(package: str = "", theirs: str = "", **options: Any) -> None:
+def eight_bits(package: str = "", theirs: str = "", offload: bool = False, **options: Any) -> None:
     """Near the steps of float32, for float32 and bfloat16 weights; and near theirs."""
+    if offload:  # changes no bit
+        with pretended():
+            there = trained(functools.partial(with_8_bits, offload=True))
+        assert torch.equal(there, trained(with_8_bits))
     expected = trained(torch.optim.AdamW)
     assert (expected - start()).abs().mean() > NEAR["atol"]  # the bound says something
     torch.testing.assert_close(trained(with_8_bits), expected, **NEAR)
@@ -97,6 +102,13 @@ def eight_bits(package: str = "", theirs: str = "", **options: Any) -> None:
     if package and importlib.util.find_spec(package) is not None:
         make = functools.partial(getattr(importlib.import_module(f"{package}.optim"), theirs), **options)
         same(with_8_bits, make, rtol=0.0, atol=3 * NEAR["atol"])  # theirs is biased, and has fewer bits
+
+
+def offloaded(theirs: Any, ours: Any = fusedadam.AdamW) -> None:
+    """With the CPU in the place of a GPU. torch's optimizers stand in for the ones that compute on the host."""
+    with pretended() as device:
+        same(functools.partial(ours, offload=True), theirs)
+        assert device.allocated
 
 
 # --- torch.optim ------------------------------------------------------------------------------------------------------
@@ -266,13 +278,15 @@ CASES: dict[str, Callable[[], None]] = {
     "`bnb.optim.AdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "AdamW8bit"),
     "`bnb.optim.AdamW32bit(params)`": lambda: same(fusedadam.AdamW, torch.optim.AdamW),
     "`bnb.optim.Lion8bit(params)`": lion_in_8_bits,
-    "`bnb.optim.PagedAdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "PagedAdamW8bit"),
+    "`bnb.optim.PagedAdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "PagedAdamW8bit", offload=True),
     "`torchao.optim.AdamW8bit(params)`": lambda: eight_bits("torchao", "AdamW8bit"),
     "`torchao.optim.AdamW8bit(params, bf16_stochastic_round=True)`": lambda: eight_bits(
         "torchao", "AdamW8bit", bf16_stochastic_round=True
     ),
     "`torchao.optim.AdamW4bit(params)`, `AdamWFp8(params)`": eight_bits,
-    "`torchao.optim.CPUOffloadOptimizer(params, torch.optim.AdamW)`": eight_bits,
+    "`torchao.optim.CPUOffloadOptimizer(params, torch.optim.AdamW)`": lambda: offloaded(torch.optim.AdamW),
+    '`"offload_optimizer": {"device": "cpu"}`, with `DeepSpeedCPUAdam(params)`': lambda: offloaded(torch.optim.AdamW),
+    "`DeepSpeedCPUAdam(params, adamw_mode=False)`": lambda: offloaded(torch.optim.Adam, fusedadam.Adam),
     "`heavyball.AdamW(params)`": lambda: same_formula(as_heavyball(), heavyballs),
     "`heavyball.AdamW(params, caution=True)`": lambda: same_formula(
         as_heavyball(cautious=True), functools.partial(heavyballs, caution=True)

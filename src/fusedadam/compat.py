@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -31,6 +33,27 @@ def distribute(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
         return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
     whole = DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return whole.redistribute(placements=placements)
+
+
+def tensor_descriptor() -> Any:
+    """Triton's class of tensor descriptors, or None.
+
+    Obsolete with Triton 3.4, which has it.
+    """
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:
+        return None
+    return TensorDescriptor
+
+
+@functools.cache
+def checkpoints_share_host_memory() -> bool:
+    """Whether asynchronous checkpoints write tensors on the host from where they are, while training goes on.
+
+    Obsolete with torch 2.8, whose stager copies them.
+    """
+    return not (Path(torch.__file__).parent / "distributed/checkpoint/_state_dict_stager.py").exists()
 
 
 @functools.cache

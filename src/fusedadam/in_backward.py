@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from fusedadam.engine.launch import NO_AMP
 from fusedadam.engine.plan import Plan
 from fusedadam.engine.scalars import Options
 from fusedadam.tensors.shards import sharding_of
+from fusedadam.tensors.side_stream import SideStream
+from fusedadam.tensors.transfer import capturing
 
 __all__ = ["step_in_backward"]
 
@@ -110,6 +113,7 @@ class InBackward:
         self._updated: set[Tensor] = set()  # since the last call of optimizer.step()
         self._params = [param for param in params if param.requires_grad]
         self._remove_hooks: Callable[[], Any] | None = None
+        self._side = SideStream()  # for parameters whose states are in host memory
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have parameters of their own, without hooks; the optimizer's copy calls :meth:`begin`."""
@@ -148,7 +152,9 @@ class InBackward:
             )
         targets = Targets([group], [[param]], {param: optimizer.state[param]})
         copies = optimizer._copies
-        stepper = self.steppers.get(param) or self.steppers.setdefault(param, Stepper(type(optimizer), copies))
+        stepper = self.steppers.get(param) or self.steppers.setdefault(
+            param, Stepper(type(optimizer), copies, host=optimizer._stepper.host)
+        )
         options = stepper.read(targets.groups)
         _check(stepper, targets, options)  # which may have changed
         if optimizer.watch_norms and sharding_of(param) is not None:
@@ -157,12 +163,16 @@ class InBackward:
                 "is sharded among them; set watch_norms=False, or use optimizer.step()"
             )
         with torch._C.DisableTorchFunction():
-            stepper.run(stepper.prepare(targets, options, NO_AMP, optimizer.watch_norms))
+            prepared = stepper.prepare(targets, options, NO_AMP, optimizer.watch_norms)
+            is_beside = prepared.plan.slabs and param.is_cuda and not capturing()
+            with self._side.beside(param.grad) if is_beside else contextlib.nullcontext():  # type: ignore[arg-type]
+                stepper.run(prepared)
         copies.params.pop(param, None)  # no step in backward is skipped
         self._updated.add(param)
         param.grad = None
 
     def end_iteration(self) -> None:
+        self._side.join()
         with torch._C.DisableTorchFunction():
             again = any(param.grad is not None for param in self._updated)
         if again:
@@ -175,6 +185,7 @@ class InBackward:
 
     def abandon_iteration(self) -> None:
         """Ends an iteration whose backward pass may have failed."""
+        self._side.join()
         self._updated.clear()
 
     def reset(self) -> None:

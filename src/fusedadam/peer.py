@@ -60,13 +60,13 @@ def adams(name: str) -> tuple[Peer, ...]:
         Peer("optimi", f"optimi:{name}", note=KAHAN),
         Peer("flashoptim", f"flashoptim:Flash{name}", plain, gpu_only=True),
         Peer("flashoptim-8bit", f"flashoptim:Flash{name}", gpu_only=True, low_memory=True,
-             note="8-bit states, bfloat16 weights with 8 more bits, both rounded to nearest"),
+             note="8-bit states; bfloat16 weights, if there are any, with 8 more bits; both rounded to nearest"),
         Peer("apex", "apex.optimizers:FusedAdam", {"adam_w_mode": decoupled}, gpu_only=True, note=WIDE),
         *bitsandbytes(name),
         Peer("bitsandbytes-paged-8bit", f"bitsandbytes.optim:Paged{name}8bit", low_memory=True,
              note="as bitsandbytes-8bit; on a GPU large states are in managed memory, which torch does not count"),
         _torchao("8bit", f"{name}8bit", f"8-bit {BLOCKS}"),
-        _torchao("8bit-stochastic", f"{name}8bit", "as torchao-8bit, but bfloat16 weights are rounded stochastically",
+        _torchao("8bit-stochastic", f"{name}8bit", "as torchao-8bit, but bfloat16 weights rounded stochastically",
                  bf16_stochastic_round=True),
         _torchao("4bit", f"{name}4bit", f"4-bit {BLOCKS}"),
         _torchao("fp8", f"{name}Fp8", f"float8_e4m3fn {BLOCKS}"),
@@ -83,7 +83,7 @@ def adamws() -> tuple[Peer, ...]:
              note="torch's fused AdamW on the CPU, with weights and states in pinned memory, rounded to nearest; "
              "gradients are copied there before the step, untimed"),
         Peer("heavyball", "heavyball:AdamW", compiles=True,
-             note="float32 states; bfloat16 weights rounded stochastically; step() sets gradients to None"),
+             note="float32 states; weights, if bfloat16, rounded stochastically; step() sets gradients to None"),
     )  # fmt: skip
 
 

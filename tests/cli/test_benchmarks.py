@@ -49,6 +49,7 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
     for make in (row.ours, row.peer):
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
+        before = [param.detach().clone() for param in params]
         try:
             stepping = make(params, **row.options)
         except Failed as missing:
@@ -60,12 +61,12 @@ def test_ours_and_the_peer_do_the_same(row: Row) -> None:
         only_clips = isinstance(stepping, peers.Clipping)
         results.append([param.grad if only_clips else param.detach() for param in params])
     entry = CATALOG.get(row.ours.__name__)
-    if entry and entry.matrices:
-        tolerance = 1e-3  # the peer multiplies matrices in bfloat16; four updates are 0.02 together
-    else:
-        in_float32 = row.what.startswith(tuple(other.name for other in CATALOG.values() if other.float32_twin))
-        tolerance = 1e-9 if in_float32 else 1e-12
-    torch.testing.assert_close(*results, rtol=0, atol=tolerance)
+    if entry and entry.matrices:  # the peer multiplies matrices in bfloat16
+        for start, ours, theirs in zip(before, *results, strict=True):
+            assert (ours - theirs).norm() <= 0.05 * (ours - start).norm()
+        return
+    in_float32 = row.what.startswith(tuple(other.name for other in CATALOG.values() if other.float32_twin))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-9 if in_float32 else 1e-12)
 
 
 def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

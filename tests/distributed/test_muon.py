@@ -135,6 +135,19 @@ def test_every_dtype_of_products(narrow, scale):
         compare([(12, 16), (7, 5), (3, 6, 8), (300, 280)], placed(mesh_of(2), [S0], [S1]), scale=scale, steps=2)
 
 
+def test_narrowed_matrices_are_narrowed_no_further():
+    """Nor if the largest value rounds up to a power of two, or is none, or tiny: the powers of two stay the same."""
+    stack = draw([(200, 8, 9)], 0)[0] * torch.logspace(-44, 37, 200)[:, None, None]
+    stack[:20, 0, 0] = 2.0 ** torch.arange(-10, 10) * (1 - 2.0**-13)
+    stack[20], stack[21] = 0, 1e-45
+    shifts = orthogonal.shifts_for(orthogonal.largest(stack))
+    narrow, wide = orthogonal.narrowed(stack, shifts, F16), torch.empty_like(stack)
+    assert narrow.isfinite().all()
+    orthogonal.widen(narrow, shifts, wide)
+    assert torch.equal(orthogonal.shifts_for(orthogonal.largest(wide)), shifts)
+    assert torch.equal(orthogonal.narrowed(wide, shifts, F16), narrow)
+
+
 @on("two")
 def test_float16_keeps_the_bits_of_small_values():
     """Against float64: with a largest value that is a million times the others', which float16 holds only scaled."""

@@ -115,7 +115,7 @@ class FusedEmaAdamW(EmaAdamW):
     @torch.no_grad()
     def copy_to(self) -> None:
         """Copies the averages into the parameters that have one."""
-        self._refresh_copies()
+        self._before_reading()
         for param in self._params():
             if param in self.state and "ema_params" in self.state[param]:
                 param.copy_(self.state[param]["ema_params"])

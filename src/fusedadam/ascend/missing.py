@@ -8,6 +8,7 @@ from typing import Any
 
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 ROTARY = "x * cos + torch.cat((-b, a), -1) * sin, with a, b = x.chunk(2, -1)"
+OFFLOAD = "offload=True of our optimizers (its page: Less memory)"
 LESS_MEMORY = "storage= of our optimizers (its page: Less memory)"
 SHARDING = "torch.distributed.fsdp.fully_shard (its page: Sharded models)"
 
@@ -49,7 +50,7 @@ REPLACEMENTS = {
     "mindspeed.core.optimizer.distrib_optimizer": SHARDING,
     "mindspeed.core.optimizer.low_precision": LESS_MEMORY,
     "mindspeed.core.optimizer.muon": "fusedadam.Muon",
-    "mindspeed.core.optimizer.swap_optimizer": LESS_MEMORY,
+    "mindspeed.core.optimizer.swap_optimizer": OFFLOAD,
     "mindspeed.core.optimizer.virtual_optimizer": LESS_MEMORY,
     "mindspeed.optimizer.distrib_optimizer": SHARDING,
 }

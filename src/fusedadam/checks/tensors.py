@@ -138,9 +138,10 @@ def alike(
     param: str = "param",
     where: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    hosted: Collection[str] = (),
 ) -> None:
     """The tensors of one parameter have its shape and device; ``param`` is what the caller calls it. ``shapes``: of
-    those that have fewer values."""
+    those that have fewer values; ``hosted``: those in host memory, which the device reads."""
     shape, device = tensors[param].shape, tensors[param].device
     for name, value in tensors.items():
         if shapes is not None and name in shapes:
@@ -153,7 +154,7 @@ def alike(
             raise RuntimeError(
                 f"{where}{name} has shape {tuple(value.shape)}, but its {param} has {tuple(shape)}; they must be equal"
             )
-        if value.device != device:
+        if value.device != device and name not in hosted:
             raise RuntimeError(
                 f"{where}{name} is on {value.device}, but its {param} is on {device}; move it there with .to()"
             )

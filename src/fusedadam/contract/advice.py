@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from fusedadam.contract.declarations import Group
 from fusedadam.contract.storage import SMALLEST
+from fusedadam.tensors import host_memory
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -83,6 +84,27 @@ def _undecided(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> 
         state = optimizer.states[name]
         if group.get(state.dtype_option) is None and state.dtype_of(param, group) == torch.bfloat16:
             yield state.dtype_option
+
+
+def warn_of_offload(group: Group, param: Tensor) -> None:
+    if group.get("offload") and param.device.type == "cpu" and "cpu" not in host_memory.DEVICES:
+        _tell_once(
+            "offload",
+            "fusedadam: offload=True does nothing for parameters on the CPU, whose states are in host memory anyway; "
+            "move the model to a GPU first, or leave offload out",
+        )
+
+
+MOVES = 3  # loading, copying and switching offload on move states once
+
+
+def warn_of_moved_states(times: int) -> None:
+    if times == MOVES:
+        _tell_once(
+            "moved",
+            f"fusedadam: states of groups with offload=True were moved out of page-locked memory {MOVES} times, and "
+            "each time the next step has copied them back; leave optimizer.state to the optimizer, or leave offload out",
+        )
 
 
 def warn_of_float16(group: Group, params: Iterable[Tensor]) -> None:

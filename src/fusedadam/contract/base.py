@@ -33,6 +33,7 @@ from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.scalars import Options
 from fusedadam.rules.orthogonal import NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
+from fusedadam.tensors import host_memory
 from fusedadam.tensors.transfer import capturing
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -60,7 +61,7 @@ class FusedOptimizer(Reports):
     fixed: ClassVar[Mapping[str, bool]] = {}
     also_called: ClassVar[Mapping[str, str]] = {}
     takes_complex: ClassVar[bool] = False
-    kept: ClassVar[tuple[str, ...]] = ("backend", "storage")  # options that no state dict changes
+    kept: ClassVar[tuple[str, ...]] = ("backend", "storage", "offload")  # options that no state dict changes
     step_if_uncounted: ClassVar[float | None] = None
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
@@ -161,6 +162,7 @@ class FusedOptimizer(Reports):
                 self.storage_of(group, param)
             if group.get("backend") is not None:
                 backends.check(group["backend"], param.device)
+            refusals.offloads(group, param.device)
 
     def __repr__(self) -> str:
         return memory.described(super().__repr__(), self)
@@ -252,9 +254,10 @@ class FusedOptimizer(Reports):
         """``optimizer.state`` without what users put there under other keys, as torch allows."""
         return [(param, self.state[param]) for param in self._params() if param in self.state]
 
-    def _refresh_copies(self) -> None:
+    def _before_reading(self) -> None:
         """Until their first step, states that begin as copies of the parameters follow them."""
         self._copies.refresh(self.state, self.states)
+        host_memory.wait()
 
     def _check_may_step(self) -> None:
         if capturing():
@@ -273,6 +276,7 @@ class FusedOptimizer(Reports):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles. A state dict says nothing about skipped steps, as GradScaler's does not."""
+        host_memory.wait()
         copied = {"_skipped": self._skipped, "_copies": Copies(self._copies.params), "_in_backward": self._in_backward}
         return {**super().__getstate__(), **copied}
 
@@ -287,7 +291,7 @@ class FusedOptimizer(Reports):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim, including the kind of weight decay."""
-        self._refresh_copies()
+        self._before_reading()
         with state_dicts.saving(self):
             return super().state_dict()
 

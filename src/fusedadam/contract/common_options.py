@@ -34,6 +34,7 @@ class Ours(TypedDict, total=False):
 
     state_dtype: torch.dtype | str | None
     storage: Storage
+    offload: bool
     seed: int
     skip_nonfinite: bool
     backend: Backend | None
@@ -57,7 +58,8 @@ class Common(OursAndTorchs, total=False):
 
 DEFAULTS: Common = {
     "max_grad_norm": None, "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
-    "fused": None, "state_dtype": None, "storage": None, "seed": 0, "skip_nonfinite": False, "backend": None,
+    "fused": None, "state_dtype": None, "storage": None, "offload": False, "seed": 0, "skip_nonfinite": False,
+    "backend": None,
 }  # fmt: skip
 
 

@@ -119,6 +119,7 @@ OPTIONS: dict[str, Check] = {
     "state_dtype": checks.storage_dtype,
     "backend": _backend,
     "storage": lambda name, value: None,  # checked with the states that it is for: storage.py
+    "offload": checks.boolean,
     "seed": checks.seed,
     "skip_nonfinite": checks.boolean,
 }

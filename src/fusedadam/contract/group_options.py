@@ -33,7 +33,7 @@ class Reading(NamedTuple):
 
     flags: Flags
     hyper_parameters: HyperParameters
-    plan: Any  # flags, storage, backend and kind of iteration, which a plan depends on
+    plan: Any  # flags, storage, backend, offload and kind of iteration, which a plan depends on
     seen: list[Any]  # keys, then values
     checked: Mapping[str, Any]  # each option's value when it was checked
     mutable: frozenset[str]  # options that may change without becoming another object
@@ -117,7 +117,8 @@ class GroupOptions:
         if any(name in group and name not in recorded.asked for name in WITHOUT_EFFECT):
             check_effects(declared, group)
         options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
-        plan = flags, storage.key(declared, group), group.get("backend"), declared.newton_schulz(group)
+        place = group.get("backend"), group.get("offload")
+        plan = flags, storage.key(declared, group), place, declared.newton_schulz(group)
         is_other = plan != last.plan
         if is_other and group.get("storage") is not None and not declared.__module__.startswith("fusedadam."):
             refusals.check_signs(declared, flags, options)

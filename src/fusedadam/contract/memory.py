@@ -18,12 +18,14 @@ from torch.nn.parameter import is_lazy
 from fusedadam import backends
 from fusedadam.contract import storage
 from fusedadam.formats import FORMATS, names
+from fusedadam.tensors import host_memory
 from fusedadam.tensors.factored import shape_in
 from fusedadam.tensors.shards import is_dtensor, local
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
 
+HOST = "host memory, page-locked"
 PARAMETERS, GRADIENTS, TABLES = "parameters", "gradients", "launch tables"
 
 
@@ -47,6 +49,7 @@ def summary(optimizer: FusedOptimizer) -> str:
         f"{sum(k.elements for k in params):,} elements, "
         f"{readable(_state_bytes(kept))} of state{_where(optimizer)}",
         *_storage(optimizer),
+        *_bus(optimizer),
     ]
     for device in dict.fromkeys(k.device for k in kept):
         here = [k for k in kept if k.device == device]
@@ -119,6 +122,26 @@ def _storage(optimizer: FusedOptimizer) -> Iterator[str]:
         yield f"  {roles_of}{many} {are} kept {how}: {why}"
 
 
+def _bus(optimizer: FusedOptimizer) -> Iterator[str]:
+    """What the last step has moved between host and device, where states are in host memory: a rule that visits the
+    elements several times reads some of them each time."""
+    params, read, written = optimizer._params(), 0, 0
+    for plan, indices in optimizer._last_plans():
+        if not plan.slabs:
+            continue
+        for table in (launch.table for launch in plan.launches):
+            sizes: dict[str, int] = {}
+            for k in table.member_indices:
+                state = optimizer.state.get(params[indices[k]], {})
+                for name, (role, _) in table.arrays.items():
+                    if host_memory.slab_of(state.get(name)) is not None:
+                        sizes[role] = sizes.get(role, 0) + local(state[name]).nbytes
+            read += sum(sizes.get(role, 0) for stage in table.specialized.stages for role in stage.reads)
+            written += sum(sizes.get(role, 0) for stage in table.specialized.stages for role in stage.writes)
+    if read or written:
+        yield f"Bus: a step moves {readable(read)} to the device and {readable(written)} back"
+
+
 def _wider(chosen: storage.Choice, roles: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """``roles`` are kept wider than asked for: which, how and why."""
     if roles and chosen.is_exact:
@@ -158,22 +181,27 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table
         buffers = (*table.row_buffers, *table.column_buffers, *table.partials.values())
-        shared = table.operands if table.operands is None or table.operands._base is None else table.operands._base
-        operands = () if shared is None else (shared,)
-        for tensor in (torch.from_numpy(table.words), table.on_device, *buffers, *operands):
+        products = () if table.operands is None else (_whole(table.operands),)
+        for tensor in (torch.from_numpy(table.words), table.on_device, *buffers, *products):
             if tensor.data_ptr() not in seen:  # on a CPU the words are the table itself
                 seen.add(tensor.data_ptr())
                 yield _tensor(TABLES, tensor)._replace(dtype="")
+
+
+def _whole(part: Tensor) -> Tensor:
+    """All of the memory that it is a part of."""
+    return part.new_empty(0, dtype=torch.uint8).set_(part.untyped_storage())
 
 
 def _tensor(what: str, tensor: Tensor) -> Kept:
     here = local(tensor)
     if is_lazy(here):
         return Kept(str(here.device), what, "not yet initialized", 0, 0)
+    device = HOST if host_memory.slab_of(here) is not None else str(here.device)
     dtype = str(here.dtype).removeprefix("torch.")
     strides = here.stride() if here.layout == torch.strided else [1] * here.dim()
     existing = math.prod(n for n, stride in zip(here.shape, strides, strict=True) if stride or n == 0)
-    return Kept(str(here.device), what, dtype, here.numel(), existing * here.element_size())
+    return Kept(device, what, dtype, here.numel(), existing * here.element_size())
 
 
 def _backends(optimizer: FusedOptimizer) -> Iterator[tuple[str, str]]:

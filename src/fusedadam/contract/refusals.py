@@ -2,6 +2,7 @@
 
 - Complex parameters: an optimizer takes them if torch.optim defines its formula for them, and says so:
   ``takes_complex = True``. Real and imaginary parts are then updated as two real numbers (tensors/complex_numbers.py).
+- Offload: kernels must reach host memory, and the eager backend has none of its own.
 - CUDA graphs: a value that a captured step does not read from the device is frozen.
 - States that are declared as never negative: codes of 8 bits would lose their signs. The source of a rule cannot tell
   without false alarms (Yogi's second moment, a difference, is never negative). So the rule takes a few steps as plain
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fusedadam import backends
 from fusedadam.contract.declarations import Group, names_on_device
 from fusedadam.formats import names
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
+from fusedadam.tensors import host_memory
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -49,6 +52,27 @@ def check_complex(optimizer: type[FusedOptimizer], group: Group, param: Tensor) 
                 f"{option}=True cannot be used with a param of dtype {dtype}: {why}; put complex parameters into a "
                 f"group of their own, with {option}=False"
             )
+
+
+def offloads(group: Group, device: torch.device) -> bool:
+    """Whether the states of a parameter on this device go to host memory; refused where kernels do not reach that."""
+    if not group.get("offload") or device.type == "meta":
+        return False
+    if device.type == "cpu" and device.type not in host_memory.DEVICES:
+        return False
+    backend, why = (group["backend"], None) if group.get("backend") else backends.best(device)
+    if backend == "eager":
+        why = "backend='eager' copies" if why is None else f"{why}, and the eager backend copies"
+        raise ValueError(
+            f"offload=True needs kernels that use host memory in place, and {why}; use backend='triton', or leave "
+            "offload out"
+        )
+    if not host_memory.reaches(device):
+        raise ValueError(
+            f"offload=True needs a device whose kernels use page-locked host memory in place, and {device} does not; "
+            "leave offload out, and save memory with storage='8bit'"
+        )
+    return True
 
 
 def check_may_be_captured(optimizer: FusedOptimizer) -> None:

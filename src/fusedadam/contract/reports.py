@@ -16,6 +16,7 @@ from fusedadam.engine.launch_table import GRADS_ANYWHERE
 from fusedadam.engine.plan import Plan
 from fusedadam.rules.norms import REPORTS
 from fusedadam.rules.rule import Rule
+from fusedadam.tensors import host_memory
 from fusedadam.tensors.transfer import sent
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ class Reports(torch.optim.Optimizer):
     def watch_norms(self, value: bool) -> None:
         checks.boolean("watch_norms", value)
         self._watches_norms = value
+
+    def wait(self) -> None:
+        """Waits until the last step is done. With ``offload=True``, call it before you read ``optimizer.state``, which
+        is host memory that the device may still be writing; everything else here waits by itself."""
+        checks.not_captured("wait() cannot be captured in a CUDA graph; call it after the replay")
+        host_memory.wait()
 
     def report(self, name: str) -> dict[Tensor, float]:
         """A value that the rule names in its ``reports``, for each parameter, from the last step that it took part in.

@@ -200,11 +200,12 @@ def refresh_copy(role: str, param: Tensor, state: Mapping[str, Any], states: Sta
     arrays = [] if fmt is None else [local(state[name]) for name in fmt.array_names(role)]
     if fmt is None or arrays[0].shape != local(param).shape:  # the next step refuses another shape
         return
-    is_new = is_new.to(arrays[0].device, non_blocking=True)
-    fresh = [torch.empty_like(array) for array in arrays]
+    device = local(param).device  # and not the array's: in host memory, it is read and written in the stream's order
+    is_new = is_new.to(device, non_blocking=True)
+    fresh = [torch.empty_like(array, device=device) for array in arrays]
     store(fmt, fresh, weight_of(param, state))
     for array, new in zip(arrays, fresh, strict=True):
-        array.copy_(torch.where(is_new, new, array))
+        array.copy_(torch.where(is_new, new, array.to(device, non_blocking=True)), non_blocking=True)
 
 
 def _low(param: Tensor, fmt: Format, before: Mapping[str, Any], device: Any = None) -> Tensor:

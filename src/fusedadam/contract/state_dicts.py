@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedadam.contract import conversion, storage
+from fusedadam import compat
+from fusedadam.contract import conversion, refusals, storage
 from fusedadam.contract.group_options import for_check
 from fusedadam.contract.role_arrays import LOW, for_state_dict
 from fusedadam.contract.weights import complete
+from fusedadam.tensors import host_memory
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -25,7 +27,7 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
 
     def as_saved(_: Any, state_dict: dict[str, Any]) -> None:
         state, keys = state_dict["state"], conversion.keys_of_params(state_dict)
-        state_dict["state"] = {key: for_state_dict(v) if key in keys else v for key, v in state.items()}
+        state_dict["state"] = {key: for_state_dict(_apart(v)) if key in keys else v for key, v in state.items()}
         if "decoupled" in optimizer.rule.flags:
             for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
                 saved["decoupled_weight_decay"] = bool(optimizer.value(group, "decoupled"))
@@ -39,6 +41,13 @@ def saving(optimizer: FusedOptimizer) -> Iterator[None]:
         hook.remove()
 
 
+def _apart(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state for torch's asynchronous checkpoints, which in some versions share tensors on the host."""
+    if not compat.checkpoints_share_host_memory():
+        return state
+    return {n: v if host_memory.slab_of(v) is None else v.clone() for n, v in state.items()}
+
+
 @contextlib.contextmanager
 def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
     """Converts and checks what torch is about to load; keeps dtypes, and options that the state dict does not have."""
@@ -49,6 +58,7 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
         )
     state, groups, copies = optimizer.state, optimizer.param_groups, optimizer._copies
     before = [dict(group) for group in groups]
+    host_memory.wait()  # it may share memory with an optimizer that has stepped since
     loaded: dict[str, Any] = {}
 
     def convert(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:  # as the user's own hooks have left it
@@ -58,12 +68,17 @@ def loading(optimizer: FusedOptimizer, state_dict: Any) -> Iterator[None]:
         return {**loaded, "state": {key: {} if key in keys else value for key, value in loaded["state"].items()}}
 
     def keep_dtypes(_: Any) -> None:
+        group_of = {param: group for group in before for param in group["params"]}
         saved = [key for group in loaded["param_groups"] for key in group["params"]]
         for key, param in zip(saved, optimizer._params(), strict=True):
             for name, value in loaded["state"].get(key, {}).items():
                 if isinstance(value, Tensor):
-                    device = torch.device("cpu") if name == "step" else param.device
-                    value = value.detach().to(device, copy=True)
+                    value = value.detach()
+                    if name != "step" and refusals.offloads(group_of[param], param.device):
+                        value = optimizer._stepper.host.placed(value, param.device)
+                    else:
+                        device = torch.device("cpu") if name == "step" else param.device
+                        value = value.to(device, copy=True)
                 optimizer.state[param][name] = value
         for group, ours, theirs in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
             kept = _kept(optimizer, ours)

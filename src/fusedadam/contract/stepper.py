@@ -25,6 +25,7 @@ from fusedadam.engine.scalars import Flags, Options
 from fusedadam.engine.step_counts import StepCounts
 from fusedadam.formats import FORMATS
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
+from fusedadam.tensors.host_memory import HostMemory
 from fusedadam.tensors.shards import is_dtensor
 from fusedadam.tensors.transfer import capturing, outside_inference_mode
 
@@ -70,15 +71,24 @@ class Stepper:
     """Takes steps of some parameters, and keeps what one step leaves for the next: plan, step counts, options read.
 
     ``copies``: told of states that begin as copies of parameters. ``is_under_zero``: a ZeroRedundancyOptimizer has
-    given other parameters of the model to other processes.
+    given other parameters of the model to other processes. ``host``: for a step in backward, where the
+    optimizer keeps states with ``offload=True``.
     """
 
-    def __init__(self, optimizer: type[FusedOptimizer], copies: Copies, is_under_zero: bool = False) -> None:
+    def __init__(
+        self,
+        optimizer: type[FusedOptimizer],
+        copies: Copies,
+        is_under_zero: bool = False,
+        host: HostMemory | None = None,
+    ) -> None:
         # by whether they measure norms: some loops ask for these every 100 steps
         self.plans: dict[bool, tuple[PlanKey, Plan]] = {}
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
         self._optimizer, self._copies, self._is_under_zero = optimizer, copies, is_under_zero
+        self._in_backward, self._plans_that_moved = host is not None, 0
+        self.host = HostMemory() if host is None else host  # for states of groups with offload=True
         self._group_options = GroupOptions(optimizer)
         self._step_counts = StepCounts()
 
@@ -212,6 +222,7 @@ class Stepper:
                 continue
             backend = backends.choose(param.device, group.get("backend"))
             formats = storage.choose(self._optimizer, group, param, specialized).formats
+            advice.warn_of_offload(group, param)
             advice.warn_of_float16(group, [param])  # options and dtypes may have changed
             deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             if deferred:
@@ -229,11 +240,17 @@ class Stepper:
                     formats,
                     group.get("seed", 0),
                     self._optimizer.newton_schulz(group),
+                    self.host if refusals.offloads(group, param.device) else None,
+                    self._in_backward,
                 )
             )
         is_scaled = amp.grad_scale is not None
         states, counts = targets.states, self._step_counts
+        moved = self.host.moved
         prepared = prepare_plan(rule, participants, params, states, counts, on_device, is_scaled)
+        if self.host.moved > moved:
+            self._plans_that_moved += 1
+            advice.warn_of_moved_states(self._plans_that_moved)
         return prepared.commit(states, counts, norms)
 
     def _new_state(

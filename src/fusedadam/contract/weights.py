@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fusedadam.contract import conversion, role_arrays, storage
+from fusedadam.contract import conversion, refusals, role_arrays, storage
 from fusedadam.formats import FORMATS
 from fusedadam.formats.tensors import store
+from fusedadam.tensors import host_memory
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, memory_of, with_local
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def names_of(optimizer: FusedOptimizer, model: nn.Module) -> dict[Tensor, str]:
 
 def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
     """A copy of the model's state dict with float32 in place of bfloat16 and float16 weights."""
+    host_memory.wait()
 
     def value_of(param: Tensor) -> Tensor | None:
         if is_lazy(param) or not param.is_floating_point() or param.dtype == torch.float64:
@@ -75,6 +77,7 @@ def float32(optimizer: FusedOptimizer, model: nn.Module) -> dict[str, Any]:
 def load_float32(optimizer: FusedOptimizer, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Loads float32 weights into a model, and the bits that do not fit into its own weights into the states. If the
     model refuses them, its weights and the states are as they were."""
+    host_memory.wait()
     names = names_of(optimizer, model)
     group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
     targets = {memory_of(param): param for param in names if param in group_of}
@@ -126,11 +129,15 @@ def complete(optimizer: FusedOptimizer, group: dict[str, Any], param: Tensor) ->
     for role in roles if param.requires_grad else ():
         if role in optimizer.states and role_arrays.kept_as(role, state, optimizer.states) is None:
             optimizer._copies.begin(role, param, state, optimizer.states)
-            state.update(role_arrays.new_arrays(role, param, group, formats.get(role), optimizer.states, state))
+            made = role_arrays.new_arrays(role, param, group, formats.get(role), optimizer.states, state)
+            if refusals.offloads(group, param.device):
+                made = {name: optimizer._stepper.host.placed(value, param.device) for name, value in made.items()}
+            state.update(made)
 
 
 def widened(states: storage.States, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict with every state as one plain tensor; without the low bits of parameters, which are no state."""
+    host_memory.wait()  # it may share memory with an optimizer that has stepped since
     wide, keys = dict(state_dict["state"]), conversion.keys_of_params(state_dict)
     for key in wide.keys() & keys:
         state = {name: role_arrays.from_state_dict(name, value) for name, value in wide[key].items()}

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import Orthogonalize
+from fusedadam.engine.backend import RunStage
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.reduction import group_of
 from fusedadam.rules import orthogonal
@@ -169,14 +169,15 @@ class Shared(NamedTuple):
     memory: Tensor  # the operands that are here, one part for each parameter
     slots: Int64s  # which of the parts is the k-th parameter's
     absent: Sequence[Tensor]  # the parts without a gradient
+    stack: Tensor  # for the whole matrices that are owned here; ``memory`` may be the same
 
 
 class MatrixExchange:
-    """Of a chunk: ``send`` its operands, ``multiply`` those that this process owns, ``receive`` the results. Others may
-    use the memory of the operands between sending and receiving."""
+    """Of a chunk: ``send`` its operands, ``multiply`` those that this process owns, ``receive`` the results. In between
+    others use its memory. ``orthogonalize``: the stack."""
 
-    def __init__(self, chunk: Shared, orthogonalize: Orthogonalize) -> None:
-        param, parts, owner_of, memory, slots, self._absent = chunk
+    def __init__(self, chunk: Shared, orthogonalize: RunStage) -> None:
+        param, parts, owner_of, memory, slots, self._absent, self._stack = chunk
         self._orthogonalize = orthogonalize
         mesh = param.device_mesh
         self.parts, self.owner_of, self.shape = parts, owner_of, matrices_of(param.shape)
@@ -224,10 +225,11 @@ class MatrixExchange:
         self._under_way = self._forth.begin(narrow, self.parts.run, self._group)
 
     def multiply(self) -> None:
-        stack = self._forth.end(self._taken()).to(self._memory.device)
-        stack = stack.view(-1, self.shape.rows, self.shape.columns)
-        self._orthogonalize(stack, self._of_owned)
-        self._under_way = self._back.begin(stack.to(self._mesh_device), self.parts.run, self._group)
+        narrow = self._forth.end(self._taken()).to(self._memory.device)
+        orthogonal.widen(narrow.view(self._stack.shape), self._of_owned, self._stack)
+        self._orthogonalize(())
+        result = self._stack.to(self._dtype).to(self._mesh_device)
+        self._under_way = self._back.begin(result, self.parts.run, self._group)
 
     def receive(self) -> None:
         self._memory.copy_(self._back.end(self._taken()).view(-1))

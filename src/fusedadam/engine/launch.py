@@ -57,8 +57,8 @@ Scheduled: TypeAlias = tuple[Callable[..., None], "int | None"]  # the launch wh
 class Launch:
     """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
-    def __init__(self, table: LaunchTable, backend: Backend) -> None:
-        self.table, self.backend = table, backend
+    def __init__(self, table: LaunchTable, backend: Backend, scratch: Tensor | None = None) -> None:
+        self.table, self.backend, self.scratch = table, backend, scratch
         self.stages = dict(backend.prepare(table))
         self.product = table.specialized.product
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
@@ -107,14 +107,15 @@ class Launches:
     def __init__(self, members: Sequence[Member]) -> None:
         checks.new_tensors("param")
         sharded = products.sharded_chunks(members)
-        chunk_of = {k: n for n, own in enumerate(sharded) for k in own}
+        chunk_of = {k: n for n, chunk in enumerate(sharded) for k in chunk.members}
         indices_of = list(products.in_launches(members, chunk_of))
-        memory = products.operands(indices_of, members, chunk_of)
+        of_launch, of_chunk = products.memory(indices_of, members, sharded)
+        backends = [members[indices[0]].backend for indices in indices_of]
         self._all = [
-            Launch(LaunchTable(indices, members, operands, chunk_of.get(indices[0])), members[indices[0]].backend)
-            for indices, operands in zip(indices_of, memory.of_launch, strict=True)
+            Launch(LaunchTable(indices, members, own.operands, chunk_of.get(indices[0])), backend, own.scratch)
+            for indices, backend, own in zip(indices_of, backends, of_launch, strict=True)
         ]
-        self.chunks = products.prepare(self._all, members, sharded, memory)
+        self.chunks = products.prepare(self._all, members, sharded, of_chunk)
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -198,7 +199,7 @@ class Launches:
         for chunk in self.chunks:
             if chunk.exchange is None:
                 yield from self._until_product(chunk)
-                yield chunk.multiply, None
+                yield from chunk.multiply
                 yield from self._after_product(chunk)
         # each is on its way while the one before it is multiplied, and on its way back while the one after it is
         exchanged = [(chunk, chunk.exchange) for chunk in self.chunks if chunk.exchange is not None]
@@ -206,8 +207,8 @@ class Launches:
             for chunk, exchange in exchanged[k : k + 1]:
                 yield from self._until_product(chunk)
                 yield exchange.send, None
-            for chunk, _ in exchanged[max(0, k - 1) : k]:
-                yield chunk.multiply, None
+            for _, exchange in exchanged[max(0, k - 1) : k]:
+                yield exchange.multiply, None
             for chunk, exchange in exchanged[max(0, k - 2) : max(0, k - 1)]:
                 yield exchange.receive, None
                 yield from self._after_product(chunk)

@@ -55,6 +55,8 @@ class LaunchTable(Geometry):
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh
         self.device = members[0].roles["param"].device
         self.backend = members[0].backend
+        self.over_the_bus = any(member.over_the_bus for member in members)
+        self.beside_model = members[0].beside_model
         self.home = torch.device("cpu") if self.backend.needs_tensors else self.device
         self._check_rows_can_be_split()
         self._compute = compute_dtype(members[0].roles["param"].dtype)

@@ -44,6 +44,8 @@ class Member:
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles that their dtypes do not tell
     seed: int = 0  # of the noise of stochastic rounding
     newton_schulz: NewtonSchulz = DEFAULT  # of a rule that orthogonalizes
+    over_the_bus: bool = False  # its states are in host memory
+    beside_model: bool = False  # kernels must leave most of the device to the model
 
     @cached_property
     def sharding(self) -> Sharding | None:

@@ -16,8 +16,10 @@ from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, compute_dtype, loses_bits, names_in
 from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import SpecializedRule
+from fusedadam.tensors import host_memory
 from fusedadam.tensors.complex_numbers import part_dtype, parts
 from fusedadam.tensors.factored import is_sharded_in, shape_in, with_local_in
+from fusedadam.tensors.host_memory import HostMemory, slab_of, slabs_of
 from fusedadam.tensors.layout import (
     block_shape,
     copy_with,
@@ -34,6 +36,7 @@ from fusedadam.tensors.shards import (
     local_shape,
     sharded_blocks,
     sharding_of,
+    with_shard,
 )
 from fusedadam.tensors.transfer import capturing
 
@@ -57,6 +60,8 @@ class Participant:
     chosen: Mapping[str, str] = field(default_factory=dict)  # formats of roles; of the others, the dtype tells
     seed: int = 0
     newton_schulz: NewtonSchulz = DEFAULT
+    host: HostMemory | None = None  # where its states are kept, unless on the parameter's device
+    in_backward: bool = False  # while the model computes other gradients
     state: StateDict = field(default_factory=dict)  # as it will be: what was there, and ``fresh``
     fresh: StateDict = field(default_factory=dict)  # states that are made with the plan
     stale: list[str] = field(default_factory=list)  # arrays that a role was kept in before
@@ -88,6 +93,24 @@ class Participant:
             **{role: shape_in(spaces[role], local_shape(self.param)) for role in smaller},
             **{name: local_block_shape(self.param) for name in by_block},
         }
+
+    @property
+    def hosted(self) -> list[str]:
+        """The state arrays that are in host memory."""
+        return [name for name in self.state_arrays if slab_of(self.state[name]) is not None]
+
+    def is_at_home(self, here: Tensor) -> bool:
+        """Whether a state is where it is kept: on the device, or in host memory that this package has page-locked."""
+        on_host = self.host is not None and here.nbytes >= host_memory.SMALLEST
+        return (slab_of(here) is not None) == on_host and (on_host or here.device == local(self.param).device)
+
+    def brought_home(self, here: Tensor, strides: tuple[int, ...]) -> Tensor:
+        """A copy of a state, where it is kept."""
+        device = local(self.param).device
+        if self.host is None or here.nbytes < host_memory.SMALLEST or capturing():
+            return copy_with(here.to(device), strides)
+        self.host.moved += slab_of(here) is None
+        return self.host.copy(here, strides, device)
 
     @property
     def shares_states(self) -> bool:
@@ -124,6 +147,8 @@ class Participant:
             self.chosen,
             self.seed,
             self.newton_schulz,
+            self.host is not None,
+            self.host is not None and self.in_backward,
         )
 
     def _roles(self) -> Roles:
@@ -199,7 +224,11 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
         kept_otherwise |= any(_runs_otherwise(value, p.param) for value in blocks)
         if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
-            fresh |= p.new_state(role, dict(state))
+            _wait_for(state)
+            made = p.new_state(role, dict(state))
+            if p.host is not None and not capturing():  # which is refused later
+                made = {name: p.host.placed(value, param.device) for name, value in made.items()}
+            fresh |= made
             continue
         for name, array in arrays.items():
             by = p.specialized.rule.spaces[role]
@@ -210,11 +239,21 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
             by_block = array is not None and array.by == "block"
             shape = p.smaller_shapes.get(name, param.shape)
             wanted = row_major_strides(here) if by_block or by != "element" else strides
-            is_ready = here.device == param.device and has_strides(here, wanted) and is_plain(here)
+            is_ready = p.is_at_home(here) and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:
-                copy = copy_with(here.to(param.device), wanted)
-                fresh[name] = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
+                _wait_for(state)
+                copy = p.brought_home(here, wanted)
+                alike = state[name]
+                if not has_strides(here, wanted):
+                    alike = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
+                fresh[name] = with_shard(alike, copy)
     return fresh
+
+
+def _wait_for(state: Mapping[str, Any]) -> None:
+    """Before states are read here that kernels may still write."""
+    if slabs_of(state.values()):
+        host_memory.wait()
 
 
 def _is_kept_as(value: Any, array: Array | None) -> bool:

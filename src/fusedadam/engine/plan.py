@@ -26,6 +26,7 @@ from fusedadam.engine.unscaling import Unscaling
 from fusedadam.formats.tensors import join_low
 from fusedadam.rules.rule import Rule
 from fusedadam.tensors.complex_numbers import resolved_parts
+from fusedadam.tensors.host_memory import slabs_of
 from fusedadam.tensors.shards import distributed_like, is_dtensor, local, sharding_of
 
 States: TypeAlias = dict[Any, StateDict]
@@ -44,6 +45,8 @@ class Plan(PlacedLaunches):
         self.indices = [p.index for p in prepared.participants]
         super().__init__(prepared.launches, snapshot, [slots_of.get(index, {}) for index in self.indices])
         self.measures_norms = measures_norms  # its rules were specialized to measure norms
+        # their memory stays theirs as long as the tables have its addresses
+        self.slabs = slabs_of(p.state[name] for p in present for name in p.hosted)
         self.meshes, self.presences = prepared.meshes, prepared.presences
         self._scalars = prepared.scalars
         # parameters whose version counter autograd tracks
@@ -91,6 +94,8 @@ class Plan(PlacedLaunches):
             launches.execute(self._roles(tensors), amp, count)
             scalars.prepare_fast_path(options, amp)
         self._increment_versions(params)
+        for slab, _ in self.slabs:
+            slab.in_use()
         if amp.grad_scale is not None:
             self._unscaling.finish(tensors, amp)
 
@@ -173,7 +178,7 @@ def prepare_plan(
     members = [p.as_member() for p in participants]
     for p, member in zip(participants, members, strict=True):
         if not p.is_absent:
-            checks.alike(member.roles, shapes=p.smaller_shapes)
+            checks.alike(member.roles, shapes=p.smaller_shapes, hosted=p.hosted)
     checks.no_shared_memory((role, tensor) for member in members for role, tensor in member.roles.items())
     if is_scaled:
         checks.unscalable([local(p.grad) for p in participants if p.grad is not None])
@@ -202,7 +207,8 @@ def _slots(
             continue
         yield Slot(k, PARAM), param
         yield Slot(k, GRAD), p.grad
-        yield from ((Slot(k, name, order[id(param)]), p.state[name]) for name in p.state_arrays)
+        hosted = {*p.hosted}
+        yield from ((Slot(k, name, order[id(param)], name in hosted), p.state[name]) for name in p.state_arrays)
         yield Slot(k, "step", order[id(param)]), views.get(param, p.state["step"])
 
 

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedadam.engine.backend import Action
+from fusedadam.engine.backend import RunStage
 from fusedadam.engine.exchange import MatrixExchange, Parts, Shared, is_exchanged, operations, owners, parts_of
+from fusedadam.engine.geometry import Int64s
+from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
+from fusedadam.engine.reduction import group_of
 from fusedadam.formats import compute_dtype
 from fusedadam.tensors.shards import local, sharding_of
 
@@ -29,53 +32,81 @@ if TYPE_CHECKING:
 
 SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take in any case
 LARGEST_SHARE = 0.05  # of the parameters' memory that it may take, if that is more
-# Bytes for each element: the operand in float32, and for its product two copies and five squares in 16 bits. If it is
-# exchanged, one chunk is sent and another one received at the same time, with a copy on either side.
-BYTES_PER_ELEMENT = 4 + 2 * (2 + 5)
-BYTES_UNDER_WAY = 2 * 2 * 2
+ALIGNMENT = 256  # bytes
+TORCHS_BYTES = 2 * (2 + 5)  # for each element, beside the operand: in 16 bits two copies, and five squares at most
+BYTES_UNDER_WAY = 2 * 2 * 2  # one chunk is sent and another one received, in 16 bits, with a copy on either side
+
+
+class Memory(NamedTuple):
+    """Of a launch, or of a chunk that is exchanged. All of a device and dtype share it."""
+
+    operands: Tensor | None = None
+    scratch: Tensor | None = None  # bytes
+    stack: Tensor | None = None  # for the whole matrices of a chunk, in the same place as its operands
 
 
 class Chunk(NamedTuple):
-    """``multiply`` replaces the operands that these launches have stored, or those that this process owns."""
+    """``multiply`` replaces the operands of each launch, unless the matrices are exchanged."""
 
     launches: list[int]
-    multiply: Action
+    multiply: list[tuple[RunStage, int]]
     number: int | None = None  # among those of sharded matrices
     exchange: MatrixExchange | None = None
 
 
-def sharded_chunks(members: Sequence[Member]) -> list[list[int]]:
-    """Members whose matrices are sharded, and multiplied, in chunks of one shape, sharding and method."""
+class ShardedChunk(NamedTuple):
+    """Members whose matrices are sharded. ``owner_of``: (members, matrices of each), or None if each matrix is whole on
+    some process."""
+
+    members: list[int]
+    owner_of: Int64s | None = None
+
+
+def sharded_chunks(members: Sequence[Member]) -> list[ShardedChunk]:
+    """In chunks of one shape, sharding and method. Each mesh shares out the operations of all of its chunks."""
     alike: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
         whole: Any = member.whole
         if member.specialized.product is not None and whole is not None and sharding_of(whole) is not None:
-            product = member.specialized.product.position, member.newton_schulz
-            like = local(whole).device.type, compute_dtype(whole.dtype), *product
-            key = whole.device_mesh, whole.placements, whole.shape, like
-            alike.setdefault(key, []).append(k)
-    every = [members[k].whole for own in alike.values() for k in own]
-    shares = {id(whole): math.ceil(whole.numel() / _shards(whole)) for whole in every if whole is not None}
-    sizes = sum(shares[id(whole)] * whole.element_size() for whole in every if whole is not None)
-    chunks = []
+            method = member.specialized.product.position, member.newton_schulz
+            key = whole.device_mesh, whole.placements, whole.shape, local(whole).device.type
+            alike.setdefault((*key, compute_dtype(whole.dtype), *method), []).append(k)
+    sizes = sum(_share(members[k]) * _of(members[k]).element_size() for own in alike.values() for k in own)
+    found = []
     for own in alike.values():
-        whole = members[own[0]].whole
-        assert whole is not None
+        first = members[own[0]]
+        per_element = compute_dtype(_of(first).dtype).itemsize + TORCHS_BYTES + BYTES_UNDER_WAY
         # each process should have a matrix to multiply at a time
-        limit = max(_limit(sizes, BYTES_PER_ELEMENT + BYTES_UNDER_WAY), whole.numel())
-        count = max(1, limit // max(1, shares[id(whole)]))
-        chunks += [own[begin : begin + count] for begin in range(0, len(own), count)]
+        limit = max(_limit(sizes) // per_element, _of(first).numel())
+        count = max(1, limit // max(1, _share(first)))
+        found += [ShardedChunk(own[begin : begin + count]) for begin in range(0, len(own), count)]
+    return _with_owners(found, members)
+
+
+def _with_owners(chunks: list[ShardedChunk], members: Sequence[Member]) -> list[ShardedChunk]:
+    by_mesh: dict[Any, list[int]] = {}
+    for n, chunk in enumerate(chunks):
+        whole: Any = _of(members[chunk.members[0]])
+        if is_exchanged(whole):
+            by_mesh.setdefault(whole.device_mesh, []).append(n)
+    for mesh, numbers in by_mesh.items():
+        firsts = [members[chunks[n].members[0]] for n in numbers]
+        costs = [operations(first.matrices, len(first.newton_schulz.coefficients)) for first in firsts]
+        shapes = [(len(chunks[n].members), first.matrices.depth) for n, first in zip(numbers, firsts, strict=True)]
+        counts = [math.prod(shape) for shape in shapes]
+        every = np.array(owners(np.repeat(costs, counts).tolist(), mesh.size()))
+        for n, shape, own in zip(numbers, shapes, np.split(every, np.cumsum(counts)[:-1]), strict=True):
+            # as many for each, but neighbors together: then they are sent from where they are
+            chunks[n] = ShardedChunk(chunks[n].members, np.sort(own).reshape(shape))
     return chunks
 
 
-def _shards(whole: Any) -> int:
+def _share(member: Member) -> int:
+    """Elements on a process, at most."""
+    whole: Any = _of(member)
     sizes = zip(whole.device_mesh.shape, whole.placements, strict=True)
-    return math.prod(size for size, placement in sizes if not placement.is_replicate())
-
-
-def _limit(bytes_of_params: int, per_element: int = BYTES_PER_ELEMENT) -> int:
-    """Elements whose products a step may compute at a time."""
-    return max(SMALLEST_LIMIT, int(LARGEST_SHARE * bytes_of_params)) // per_element
+    shards = math.prod(size for size, placement in sizes if not placement.is_replicate())
+    return -(-int(whole.numel()) // shards)
 
 
 def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Iterator[list[int]]:
@@ -84,113 +115,148 @@ def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Itera
     by_key: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
         by_key.setdefault((member.launch_key, chunk_of.get(k)), []).append(k)
-    limit = _limit(sum(member.roles["param"].numel() * member.roles["param"].element_size() for member in members))
+    limit = _limit_of(members)
     for indices in by_key.values():
-        launch, elements = list[int](), 0
+        launch, taken = list[int](), 0
         for k in indices:
-            is_divided = members[k].specialized.product is not None and k not in chunk_of
-            count = members[k].roles["param"].numel() if is_divided else 0
-            if launch and elements + count > limit:
+            is_divided = _multiplies(members[k]) and k not in chunk_of
+            needed = _count(members[k]) * sum(_bytes(members[k])) if is_divided else 0
+            if launch and taken + needed > limit:
                 yield launch
-                launch, elements = [], 0
+                launch, taken = [], 0
             launch.append(k)
-            elements += count
+            taken += needed
         yield launch
 
 
-class Operands(NamedTuple):
-    """Memory for operands, the same for all chunks of a device and dtype; members without a gradient have theirs."""
+def memory(
+    launches: Sequence[Sequence[int]], members: Sequence[Member], sharded: Sequence[ShardedChunk]
+) -> tuple[list[Memory], dict[int, Memory]]:
+    """For each launch, and for each chunk that is exchanged, the memory of its operands and products. If there is more
+    than fits into the limit, matrices are multiplied in parts. Members without a gradient have operands, too."""
+    limit = _limit_of(members)
+    chunk_of = {k: n for n, chunk in enumerate(sharded) for k in chunk.members}
+    places: list[tuple[int, int, int]] = []
+    ends: dict[int, int] = {}  # of the operands of each launch, or chunk
+    keys: dict[int, Member] = {}
+    for number, indices in enumerate(launches):
+        key = chunk_of.get(indices[0], -1 - number)
+        begin = ends.get(key, 0)
+        if _multiplies(members[indices[0]]):
+            keys[key] = members[indices[0]]
+            elements = sum(local(_of(members[k])).numel() for k in indices)
+            ends[key] = begin + elements * _dtype(keys[key]).itemsize
+        places.append((key, begin, ends.get(key, begin)))
+    total: dict[tuple[torch.device, torch.dtype], int] = {}
+    begins: dict[int, int] = {}  # of the scratch
+    for key, first in keys.items():
+        operand, scratch = _bytes(first)
+        shares = key >= 0 and sharded[key].owner_of is not None
+        count = _owned(sharded[key], members) if shares else ends[key] // max(1, operand)
+        begins[key] = _aligned(max(ends[key], count * operand))
+        own = first.backend.scratch(first.matrices, _dtype(first), first.roles["param"].device) is not None
+        at_once = min(count, max(1, (limit - count * operand) // max(1, scratch))) if own else 0
+        of = first.roles["param"].device, _dtype(first)
+        total[of] = max(total.get(of, 0), begins[key] + at_once * scratch)
+    made = {of: torch.empty(nbytes, dtype=torch.uint8, device=of[0]) for of, nbytes in total.items()}
 
-    of_launch: list[Tensor | None]
-    of_chunk: dict[int, Tensor]
+    def part(key: int, begin: int, end: int) -> Memory:
+        if key not in keys:
+            return Memory()
+        first = keys[key]
+        own = made[first.roles["param"].device, _dtype(first)]
+        rows, columns = first.matrices[1:]
+        count = _owned(sharded[key], members) if key >= 0 else 0
+        stack = own[: count * _bytes(first)[0]].view(_dtype(first)).view(count, rows, columns)
+        return Memory(own[begin:end].view(_dtype(first)), own[begins[key] :], stack)
+
+    return [part(*place) for place in places], {key: part(key, 0, ends[key]) for key in keys if key >= 0}
 
 
-def operands(launches: Sequence[Sequence[int]], members: Sequence[Member], chunk_of: Mapping[int, int]) -> Operands:
-    ends: dict[int, int] = {}
-    needed: list[tuple[tuple[torch.device, torch.dtype], int, int] | None] = []
-    for indices in launches:
-        if members[indices[0]].specialized.product is None:
-            needed.append(None)
-            continue
-        param, chunk = members[indices[0]].roles["param"], chunk_of.get(indices[0])
-        begin = 0 if chunk is None else ends.get(chunk, 0)
-        end = begin + sum(_here(members[k]).numel() for k in indices)
-        if chunk is not None:
-            ends[chunk] = end
-        needed.append(((param.device, compute_dtype(param.dtype)), begin, end))
-    found = [each for each in needed if each is not None]
-    memory = {
-        key: torch.empty(max(end for own, _, end in found if own == key), dtype=key[1], device=key[0])
-        for key in dict.fromkeys(key for key, _, _ in found)
-    }
-    of_chunk = {
-        chunk_of[indices[0]]: memory[each[0]][: ends[chunk_of[indices[0]]]]
-        for indices, each in zip(launches, needed, strict=True)
-        if each is not None and indices[0] in chunk_of
-    }
-    return Operands([None if each is None else memory[each[0]][each[1] : each[2]] for each in needed], of_chunk)
+def _owned(chunk: ShardedChunk, members: Sequence[Member]) -> int:
+    """Matrices of which this process is the owner."""
+    whole: Any = _of(members[chunk.members[0]])
+    return 0 if chunk.owner_of is None else int((chunk.owner_of == group_of(whole.device_mesh).rank()).sum())
 
 
-def _here(member: Member) -> Tensor:
-    whole: Tensor = member.roles["param"] if member.whole is None else local(member.whole)
-    return whole
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _multiplies(member: Member) -> bool:
+    return member.specialized.product is not None
+
+
+def _limit_of(members: Sequence[Member]) -> int:
+    return _limit(sum(member.roles["param"].numel() * member.roles["param"].element_size() for member in members))
+
+
+def _limit(bytes_of_params: int) -> int:
+    return max(SMALLEST_LIMIT, int(LARGEST_SHARE * bytes_of_params))
+
+
+def _dtype(member: Member) -> torch.dtype:
+    return compute_dtype(member.roles["param"].dtype)
+
+
+def _of(member: Member) -> Tensor:
+    return member.roles["param"] if member.whole is None else member.whole
+
+
+def _count(member: Member) -> int:
+    """Whole matrices that are here."""
+    return int(local(_of(member)).numel() // max(1, member.matrices.rows * member.matrices.columns))
+
+
+def _bytes(member: Member) -> tuple[int, int]:
+    """Of one of its matrices: of the operand, and of what its product takes besides."""
+    dtype, count = _dtype(member), member.matrices.rows * member.matrices.columns
+    scratch = member.backend.scratch(member.matrices, dtype, member.roles["param"].device)
+    return count * dtype.itemsize, count * TORCHS_BYTES if scratch is None else scratch
+
+
+def stack_of(table: LaunchTable) -> Tensor:
+    """The operands of a table, (matrices, rows, columns)."""
+    assert table.operands is not None
+    rows, columns = table.matrix_shape
+    return table.operands.view(table.operands.numel() // max(1, rows * columns), rows, columns)
 
 
 def prepare(
-    launches: Sequence[Launch], members: Sequence[Member], sharded: Sequence[Sequence[int]], memory: Operands
+    launches: Sequence[Launch],
+    members: Sequence[Member],
+    sharded: Sequence[ShardedChunk],
+    of_chunk: Mapping[int, Memory],
 ) -> list[Chunk]:
-    """The chunks in the order in which they are multiplied. ``sharded``: as ``sharded_chunks`` returns them."""
+    """The chunks in the order in which they are multiplied."""
     multiplying = [k for k, launch in enumerate(launches) if launch.product is not None]
-    found = [Chunk([k], _each_alone([launches[k]])) for k in multiplying if launches[k].table.chunk is None]
-    of_chunk = [[k for k in multiplying if launches[k].table.chunk == n] for n in range(len(sharded))]
-    exchanges = dict(_exchanges([[launches[k] for k in own] for own in of_chunk], members, sharded, memory))
-    for n, own in enumerate(of_chunk):
-        exchange = exchanges.get(n)
-        multiply = _each_alone([launches[k] for k in own]) if exchange is None else exchange.multiply
-        found.append(Chunk(own, multiply, n, exchange))
+    found = [Chunk([k], _alone(launches, [k])) for k in multiplying if launches[k].table.chunk is None]
+    parts: dict[Any, Parts] = {}
+    for n, chunk in enumerate(sharded):
+        own, whole = [k for k in multiplying if launches[k].table.chunk == n], _of(members[chunk.members[0]])
+        if chunk.owner_of is None:
+            found.append(Chunk(own, _alone(launches, own), n))
+            continue
+        key = whole.shape, whole.placements  # type: ignore[attr-defined]
+        parts[key] = parts.get(key) or parts_of(whole)
+        tables = [launches[k].table for k in own]
+        in_memory = [k for table in tables for k in table.member_indices.tolist()]
+        absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
+        operands, scratch, stack = of_chunk[n]
+        assert operands is not None
+        assert scratch is not None
+        assert stack is not None
+        shared = Shared(whole, parts[key], chunk.owner_of, operands, np.argsort(in_memory), absent, stack)
+        multiply = launches[own[0]].backend.orthogonalize(tables[0], stack, scratch)
+        found.append(Chunk(own, [], n, MatrixExchange(shared, multiply)))
     return found
 
 
-def _each_alone(launches: Sequence[Launch]) -> Action:
+def _alone(launches: Sequence[Launch], own: Sequence[int]) -> list[tuple[RunStage, int]]:
     """Multiplies what each launch has."""
-    stacks = []
-    for launch in launches:
-        memory, (rows, columns) = launch.table.operands, launch.table.matrix_shape
-        assert memory is not None
-        if not launch.table.is_absent:
-            stack = memory.view(memory.numel() // max(1, rows * columns), rows, columns)
-            stacks.append((launch.backend.orthogonalize(launch.table), stack))
-
-    def multiply() -> None:
-        for orthogonalize, stack in stacks:
-            orthogonalize(stack)
-
-    return multiply
-
-
-def _exchanges(
-    launches: Sequence[Sequence[Launch]], members: Sequence[Member], sharded: Sequence[Sequence[int]], memory: Operands
-) -> Iterator[tuple[int, MatrixExchange]]:
-    """Of the chunks whose matrices are in parts. Each mesh shares out the operations of all of its chunks."""
-    by_mesh: dict[Any, list[int]] = {}
-    for n, own in enumerate(sharded):
-        whole: Any = members[own[0]].whole
-        if is_exchanged(whole):
-            by_mesh.setdefault(whole.device_mesh, []).append(n)
-    for mesh, numbers in by_mesh.items():
-        firsts = [members[sharded[n][0]] for n in numbers]
-        costs = [operations(first.matrices, len(first.newton_schulz.coefficients)) for first in firsts]
-        shapes = [(len(sharded[n]), first.matrices.depth) for n, first in zip(numbers, firsts, strict=True)]
-        counts = [math.prod(shape) for shape in shapes]
-        every = np.array(owners(np.repeat(costs, counts).tolist(), mesh.size()))
-        parts: dict[Any, Parts] = {}
-        for n, shape, owned in zip(numbers, shapes, np.split(every, np.cumsum(counts)[:-1]), strict=True):
-            whole, tables = members[sharded[n][0]].whole, [launch.table for launch in launches[n]]
-            known = whole.shape, whole.placements
-            parts[known] = parts.get(known) or parts_of(whole)
-            in_memory = [k for table in tables for k in table.member_indices.tolist()]
-            absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
-            # as many for each, but neighbors together: then they are sent from where they are
-            owner_of = np.sort(owned).reshape(shape)
-            chunk = Shared(whole, parts[known], owner_of, memory.of_chunk[n], np.argsort(in_memory), absent)
-            yield n, MatrixExchange(chunk, launches[n][0].backend.orthogonalize(tables[0]))
+    found = []
+    for k in own:
+        launch = launches[k]
+        if not launch.table.is_absent and launch.scratch is not None:
+            found.append((launch.backend.orthogonalize(launch.table, stack_of(launch.table), launch.scratch), k))
+    return found

@@ -55,7 +55,7 @@ class Adadelta(FusedOptimizer):
         eps: added under both roots
         weight_decay: an L2 penalty, added to the gradient after clipping
         foreach, capturable, maximize, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -84,7 +84,7 @@ class Adafactor(FusedOptimizer):
         weight_decay: :math:`\lambda`, decoupled
         foreach, maximize: as for :class:`AdamW`
         max_grad_norm, peak_lr, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 3)

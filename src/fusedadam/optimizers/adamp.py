@@ -90,7 +90,7 @@ class AdamP(FusedOptimizer):
         wd_ratio: weight decay of projected parameters, relative to the others
         nesterov: Nesterov's momentum
         max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 3)

@@ -103,6 +103,9 @@ class AdamW(FusedOptimizer):
         storage: the format of weights and states: ``"exact"``, ``"16bit"``, ``"8bit"``, a format for each role
             (``{"exp_avg_sq": "slice8"}``), or None for ``state_dtype``; the page Less memory (docs/less-memory.md) says
             what each saves and costs
+        offload: keep the states in page-locked host memory, where the GPU's kernels use them in place, over the bus.
+            The page Less memory says what that saves and costs; call ``optimizer.wait()`` before you read
+            ``optimizer.state``
         seed: seed of the stochastic rounding that ``storage`` uses; saved in state dicts
         skip_nonfinite: skip a step, and do not count it, if any gradient is infinite or NaN. The device decides, for
             all processes together, at the cost of one more read of the gradients; ``optimizer.skipped_steps`` counts
@@ -148,7 +151,7 @@ class Adam(AdamW):
         weight_decay: :math:`\lambda`, an L2 penalty that is added to the gradient after clipping, or decoupled
         foreach, fused, capturable, differentiable: as for :class:`AdamW`
         decoupled_weight_decay: weights decay by themselves, as AdamW's
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -70,7 +70,7 @@ class Adan(FusedOptimizer):
         weight_decay: :math:`\lambda`; its effect does not depend on the update
         no_prox: decoupled weight decay as AdamW's, :math:`p_t = (1 - \eta\lambda) p_{t-1} - \eta u_t`
         max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -72,7 +72,7 @@ class AdEMAMix(FusedOptimizer):
         beta3_warmup: :math:`T_{\beta_3}`, the number of steps in which the half-life of the slow average grows from
             that of the fast one; None means no warmup
         max_grad_norm, peak_lr, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -86,7 +86,7 @@ class BertAdam(FusedOptimizer):
         max_grad_norm: the norm :math:`c` that gradients are clipped to; 0, -1 or None means no clipping
         clip: whose norm: ``"parameter"`` (each its own), ``"group"`` (a group's gradients of one dtype) or ``"all"``
         maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

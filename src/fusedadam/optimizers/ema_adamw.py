@@ -72,7 +72,7 @@ class EmaAdamW(FusedOptimizer):
         ema_dtype: dtype of the average; None means each parameter's own. In bfloat16 an average soon stops changing:
             pass ``torch.float32`` for low-precision parameters, or use ``storage``
         max_grad_norm, peak_lr, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -116,7 +116,7 @@ class EmaAdamW(FusedOptimizer):
         Refuses steps inside, which would be lost when the trained weights come back.
         """
         wrappers.check_has_all_averages(self)
-        self._refresh_copies()
+        self._before_reading()
         averaged = [(param, self._average(param)) for param, state in self._states_of_params() if "ema_params" in state]
         sharded = wrappers.fsdp_modules([param for param, _ in averaged])
         trained = [param.detach().clone() for param, _ in averaged]  # all of them before any is overwritten
@@ -150,7 +150,7 @@ class EmaAdamW(FusedOptimizer):
         no entry.
         """
         wrappers.check_has_all_averages(self)
-        self._refresh_copies()
+        self._before_reading()
 
         def average_of(param: Tensor) -> Tensor | None:
             if "ema_params" not in self.state.get(param, {}):

@@ -76,7 +76,7 @@ class Lamb(FusedOptimizer):
         use_global_grad_norm: divide the gradients by the norm of all of them together where that is above 1;
             ``max_grad_norm`` does nearly the same, to any norm
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -55,7 +55,7 @@ class Lion(FusedOptimizer):
         betas: how much of the momentum enters the step, and how much of it is kept
         weight_decay: decoupled weight decay; the authors recommend three to ten times AdamW's
         max_grad_norm, peak_lr, maximize, cautious, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -119,7 +119,7 @@ class Muon(FusedOptimizer):
             betas=(0.9, 0.95), eps=1e-10``, whatever the arguments above say
         betas: decay of the two moments, in groups for AdamW
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 3)

@@ -67,7 +67,7 @@ class NAdam(FusedOptimizer):
         momentum_decay: :math:`\psi`, how fast the momentum warms up
         decoupled_weight_decay: weights decay by themselves, as AdamW's
         foreach, maximize, capturable, differentiable: as for :class:`AdamW`
-        max_grad_norm, peak_lr, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, peak_lr, state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -66,7 +66,7 @@ class RAdam(FusedOptimizer):
         weight_decay: :math:`\lambda`, an L2 penalty that is added to the gradient after clipping, or decoupled
         decoupled_weight_decay: weights decay by themselves, as AdamW's
         foreach, maximize, capturable, differentiable: as for :class:`AdamW`
-        max_grad_norm, peak_lr, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, peak_lr, state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

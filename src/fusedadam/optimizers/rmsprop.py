@@ -70,7 +70,7 @@ class RMSprop(FusedOptimizer):
         momentum: how much of the buffer :math:`b` is kept, :math:`\mu`; 0 means no buffer
         centered: divide by an estimate of the standard deviation of the gradient
         capturable, foreach, maximize, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, state_dtype, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
         storage: as for :class:`AdamW`; with ``centered``, the two averages stay float32
 
     Example:
@@ -119,7 +119,7 @@ class RMSpropTF(FusedOptimizer):
         decoupled_decay: multiply the parameter by :math:`1 - \lambda` instead, without the learning rate
         lr_in_momentum: False multiplies by the learning rate after the buffer, as :class:`RMSprop` does
         maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`RMSprop`
+        max_grad_norm, state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`RMSprop`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

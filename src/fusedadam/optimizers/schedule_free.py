@@ -77,7 +77,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
         weight_decay: :math:`\lambda`, at :math:`y`
         warmup_steps: :math:`T`, the steps in which the learning rate grows
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
-        state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -122,7 +122,7 @@ class ScheduleFreeAdamW(FusedOptimizer):
     @torch.no_grad()
     def _switch(self, to_train: bool) -> None:
         wrappers.check_has_all_averages(self)
-        self._refresh_copies()
+        self._before_reading()
         groups = [group for group in self.param_groups if bool(group["train_mode"]) != to_train]
         moved = [(p, group) for group in groups for p in group["params"] if "z" in self.state.get(p, {})]
         if to_train:

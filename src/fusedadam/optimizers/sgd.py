@@ -59,7 +59,7 @@ class SGD(FusedOptimizer):
         weight_decay: an L2 penalty: :math:`\lambda`, added to the gradient after clipping
         nesterov: Nesterov's momentum; needs a momentum and no dampening
         maximize, foreach, differentiable, fused: as for :class:`AdamW`
-        max_grad_norm, capturable, state_dtype, storage, seed, skip_nonfinite, backend: as for :class:`AdamW`
+        max_grad_norm, capturable, state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

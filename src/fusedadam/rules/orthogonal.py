@@ -48,8 +48,9 @@ class NewtonSchulz(NamedTuple):
 
 DEFAULT = NewtonSchulz()
 SMALLEST_NORM = 1e-15  # from which on float32 has all squares that count
-# float16 holds values below 2**16, and 2**15 leaves room; float32 holds the powers of two of either sign up to 126
-LARGEST_EXPONENT, MOST_SHIFTED = 15, 126
+# float16 holds values below 2**16; float32 has exponents that begin at -127, and powers of two of either sign up to 126
+LARGEST_EXPONENT, MOST_SHIFTED, MANTISSA_BITS = 127 + 14, 126, 23
+ROUNDED_UP = 1 << 12  # half of the last bit that float16 has of a float32: all ones round to the next power of two
 SMALLEST_BLOCK, BLOCKS = 256, 4  # rows of a symmetric product: smaller blocks take longer than they save
 
 
@@ -80,11 +81,11 @@ def matrices_of(shape: Sequence[int]) -> Matrices:
     return Matrices(1, shape[0], math.prod(shape[1:]))
 
 
-def orthogonalize(stack: Tensor, method: NewtonSchulz, shifts: Tensor | None = None) -> None:
+def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
     """Replaces each matrix of ``stack``, (matrices, rows, columns), by its orthogonalized one.
 
-    ``shifts``: of a stack in float16, narrowed before, the powers of two that its matrices were multiplied by. Norms
-    are those of the narrowed matrices, so that results do not depend on where they were narrowed.
+    Norms are those of the narrowed matrices: the results do not depend on whether another process has narrowed them
+    before, to send them.
 
     In torch's matrix products, for any device. On a CPU, batches of small matrices are much faster, and large ones are
     taken one by one: in both ways the bits of each do not depend on how many there are.
@@ -93,18 +94,15 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz, shifts: Tensor | None = N
         return
     dtype = product_dtype(stack)
     compute = torch.promote_types(dtype, torch.float32)
-    if shifts is None and dtype == torch.float16:
-        shifts = shifts_for(largest(stack))
     one_by_one = stack.device.type == "cpu" and min(stack.shape[1:]) > SMALLEST_BLOCK
-    height = 1 if one_by_one else len(stack)
-    for begin in range(0, len(stack), height):
-        part, shift = stack[begin : begin + height], None if shifts is None else shifts[begin : begin + height]
-        narrow = part if part.dtype == dtype else narrowed(part, shift, dtype)
+    for part in stack.split(1) if one_by_one else (stack,):
+        shifts = shifts_for(largest(part)) if dtype == torch.float16 else None
+        narrow = narrowed(part, shifts, dtype)
         norm = norms(narrow)
-        if shift is None:
+        if shifts is None:
             norm.clamp_(min=method.eps)
         else:
-            norm = torch.maximum(norm, method.eps * torch.exp2(shift.double()).view(-1, 1, 1))
+            norm = torch.maximum(norm, method.eps * torch.exp2(shifts.double()).view(-1, 1, 1))
         wide, operand = (part, narrow) if part.shape[1] <= part.shape[2] else (part.mT, narrow.mT)
         x = (operand.to(compute) / norm.to(compute)).to(dtype)
         wide.copy_(iterate(x[0], method.coefficients) if one_by_one else iterate(x, method.coefficients))
@@ -119,9 +117,9 @@ def largest(matrices: Tensor) -> Tensor:
 
 
 def shifts_for(largest: Tensor) -> Tensor:
-    """The powers of two that take matrices with these largest values to the upper end of float16, as integers: small
-    values keep their bits."""
-    _, exponents = torch.frexp(largest)
+    """The powers of two that take matrices with these largest values, float32, to the upper end of float16, as
+    integers: small values keep their bits. They are the same for the narrowed matrices."""
+    exponents = (largest.view(torch.int32) + ROUNDED_UP) >> MANTISSA_BITS
     return (LARGEST_EXPONENT - exponents).clamp_(-MOST_SHIFTED, MOST_SHIFTED)
 
 
@@ -132,6 +130,14 @@ def narrowed(matrices: Tensor, shifts: Tensor | None, dtype: torch.dtype) -> Ten
         return matrices.to(dtype)
     factors = torch.exp2(shifts.to(matrices.dtype)).view(-1, *[1] * (matrices.dim() - 1))
     return (matrices * factors).to(dtype)
+
+
+def widen(narrow: Tensor, shifts: Tensor | None, out: Tensor) -> None:
+    """The inverse of ``narrowed``, which adds no rounding of its own."""
+    if shifts is None:
+        out.copy_(narrow)
+    else:
+        torch.mul(narrow.to(out.dtype), torch.exp2(-shifts.to(out.dtype)).view(-1, 1, 1), out=out)
 
 
 def norms(stack: Tensor) -> Tensor:

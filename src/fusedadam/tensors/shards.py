@@ -90,6 +90,14 @@ def with_local(tensor: Tensor, shard: Tensor) -> Tensor:
     return made  # type: ignore[no-any-return]
 
 
+def with_shard(tensor: Tensor, shard: Tensor) -> Tensor:
+    """The same tensor with its local shard elsewhere, as on the host. Nothing is allocated for it on the device."""
+    if not is_dtensor(tensor):
+        return shard
+    made: Any = type(tensor)
+    return made(shard, tensor._spec, requires_grad=False)  # type: ignore[attr-defined, no-any-return]
+
+
 def sharded_blocks(param: Tensor, blocks: Tensor) -> Tensor:
     """``blocks``, (250, 2), with one value for 32 neighbors, as a tensor, (1000, 2), that is sharded like the
     parameter."""

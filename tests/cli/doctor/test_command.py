@@ -16,6 +16,7 @@ import fusedadam
 from fusedadam import backends
 from fusedadam.cli import doctor, frame
 from fusedadam.cli.doctor import facts
+from fusedadam.cli.doctor.bus import Bus
 from fusedadam.cli.doctor.problems import Problem, find
 from tests.cli.common import COMMAND, ENVIRONMENT, in_terminal, piped, without
 from tests.cli.doctor.test_problems import FINE
@@ -40,6 +41,15 @@ def test_only_what_makes_steps_wrong_or_slow_fails(
     assert doctor.main(["--json"]) == code
     text = capsys.readouterr().out
     assert json.loads(text[text.index("{") :])["ok"] is (code == 0)
+
+
+def test_a_gpu_has_a_bus_and_the_host_memory_to_be_locked() -> None:
+    gpu = replace(FINE.devices[0], device="cuda:0", bus=Bus(55.2, 55.0, 50.5))
+    lines = [*doctor.report(replace(FINE, devices=[gpu], lockable=3 << 34), [])]
+    assert "  bus: 55 GB/s to the device, 55 from it, 50 each way at once (offload=True is bound by it)" in lines
+    assert "Host memory: 48.0 GiB are left, to be page-locked by offload=True" in lines
+    without_gpu = [*doctor.report(replace(FINE, lockable=3 << 34), [])]
+    assert not any(line.startswith("Host memory") for line in without_gpu)
 
 
 @pytest.fixture(scope="module")

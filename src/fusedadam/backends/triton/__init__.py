@@ -8,6 +8,8 @@ load_store.py   the source that loads and stores a role in its format
 sums.py         the kernels that finish sums
 scalars.py      the source of the kernel for scalars on the device
 step_counts.py  the kernel that counts a step on the device
+products.py     the kernels that multiply matrices
+orthogonal.py   Newton-Schulz iterations, as a queue of these
 launching.py    kernels that are ready to be launched, and queues of them
 direct.py       launches by CUDA's driver
 ops.py          the ops, for Triton
@@ -29,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import codegen, compat
-from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
+from fusedadam.backends.triton import kernel, ops, orthogonal, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import AmpKernel, Queue, Ready, Scalars, joined
 from fusedadam.engine.backend import (
     Action,
@@ -79,6 +81,12 @@ class RowTile(NamedTuple):
 # arithmetic (division and square root are correctly rounded).
 WIDE, NARROW = Tile(1024, 512, 4), Tile(4096, 256, 2)
 BUSY, BLOCKS = Tile(2048, 256, 2), Tile(8192, 256, 1)
+# With states in host memory: a block's exponents fill a sector of 32 bytes, since the bus moves no less
+BLOCKS_OVER_THE_BUS = Tile(8192, 2048, 8)
+# Beside a model few programs keep the bus busy: each must have many bytes on their way, and rarely begin a chunk, whose
+# first loads nothing hides
+STRAIGHT_BESIDE, BUSY_BESIDE = Tile(32768, 2048, 8), Tile(32768, 4096, 8)
+SHARE_BESIDE = 8  # one program for so many multiprocessors: 16 of an H200's 132 reach the bandwidth of its bus
 # By the longest row that each serves. All sums stay within a warp: no shared memory, no barrier.
 SHORT_ROWS = {n: RowTile(LANES // n, n, 4) for n in (16, 32, 64, 128)}
 LONG_ROWS, FULL_ROWS = RowTile(1, LANES, 1), RowTile(1, LANES, 1, full=True)
@@ -145,7 +153,7 @@ def _straight(table: LaunchTable, stage: Stage) -> Iterator[Visit]:
     """Kernels of busy formats have large chunks, and small tiles where a chunk is not full. So that no program has many
     of these to go through, one after the other, what is left of each tensor is a launch of its own, in small chunks."""
     sizes, tile = table.counts(stage.space), _tile(table, stage)
-    tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS) else ()
+    tail = (PER_BLOCK * tile.warps,) if tile in (BUSY, BLOCKS, BLOCKS_OVER_THE_BUS, BUSY_BESIDE) else ()
     if tail and ops.INTERPRETED:  # which takes as long for a small tile as for a large one
         tile, tail = Tile(2048, 1024, 1), (1024,)
     full = sizes // tile.chunk * tile.chunk if tail else sizes
@@ -165,9 +173,12 @@ def _columns(table: LaunchTable) -> Iterator[Visit]:
 def _tile(table: LaunchTable, stage: Stage) -> Tile:
     kept = table.formats_of(stage)
     formats = [FORMATS[kept[role]] for role in stage.arrays] if stage.space == "element" else []
+    is_stochastic = stage.space == "element" and any(FORMATS[kept[role]].is_stochastic for role in stage.writes)
+    if table.beside_model:
+        return BUSY_BESIDE if is_stochastic or any(fmt.by_block for fmt in formats) else STRAIGHT_BESIDE
     if any(fmt.by_block for fmt in formats):
-        return BLOCKS
-    if any(FORMATS[kept[role]].is_stochastic for role in stage.writes if stage.space == "element"):
+        return BLOCKS_OVER_THE_BUS if table.over_the_bus else BLOCKS
+    if is_stochastic:
         return BUSY
     return NARROW if _is_narrow(table, stage) else WIDE
 
@@ -181,17 +192,26 @@ def _launch(
     table: LaunchTable, stage: Stage, tensor: Tensor, first: Tensor, shape: tuple[int, ...], warps: int
 ) -> AmpKernel:
     common = (table.on_device, table.on_device.view(torch.float64), len(table), tensor, first)
-    arguments = (*common, torch.ones(1, device=table.device), torch.zeros(1, device=table.device), *shape)
+    amp = torch.ones(1, device=table.device), torch.zeros(1, device=table.device)
+    looped = table.beside_model and not (stage.space == "tensor" or stage.in_segments or stage.by_columns)
+    programs = _programs_beside(table.device) if looped else len(tensor)
+    arguments = (*common, *amp, *([len(tensor)] if looped else []), *shape)
 
     def compiled(scaled: bool) -> Ready:
         storage, compute = table.formats_of(stage), table.compute_of(stage)
         roles, title = table.specialized.rule.roles, table.specialized.title
-        text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles)
+        text = kernel.source(title, stage, table.fields, storage, compute, scaled, ops.INTERPRETED, roles, looped)
         function = _compile(table.specialized.rule.name, text)
-        return Ready(table.device, function, (len(tensor), 1, 1), arguments, warps)
+        return Ready(table.device, function, (min(programs, len(tensor)), 1, 1), arguments, warps)
 
     amp_at = {"scale": len(common), "inf": len(common) + 1}
     return AmpKernel(table, compiled(scaled=False), lambda: compiled(scaled=True), amp_at)
+
+
+def _programs_beside(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count // SHARE_BESIDE)
 
 
 def _finish(table: LaunchTable, stage: Stage) -> list[Ready]:
@@ -280,5 +300,6 @@ def _compile(title: str, text: str) -> Any:
 
 
 BACKEND = Backend(
-    prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined
-)
+    prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined,
+    orthogonalize=orthogonal.orthogonalize, scratch=orthogonal.scratch,
+)  # fmt: skip

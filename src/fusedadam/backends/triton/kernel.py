@@ -18,15 +18,15 @@ from fusedadam.rules.stages import Stage
 
 def source(
     title: str, stage: Stage, fields: Mapping[str, int], storage: Mapping[str, str], compute: str, scaled: bool,
-    interpreted: bool, roles: Sequence[str] = (),
+    interpreted: bool, roles: Sequence[str] = (), looped: bool = False,
 ) -> str:  # fmt: skip
     """``fields``: the table's; ``storage``: the formats of roles; ``scaled``: with AMP's scale and infinities:
     gradients are divided by the scale, and the last visit that reads them stores them so; ``roles``: all that the rule
-    has."""
+    has; ``looped``: a few programs visit all chunks, and leave the rest of the device to the model."""
     kept = ", ".join(f"{r} {storage[r]}" for r in stage.arrays)
     title = f"# {title}, {stage.space}s: {kept}, computed in {compute}"
     memory = LoadStore(stage, storage, compute, interpreted, roles)
-    return "\n".join([title, *_writer(stage, memory)(stage, fields, memory, scaled).lines(), ""])
+    return "\n".join([title, *_writer(stage, memory)(stage, fields, memory, scaled, looped).lines(), ""])
 
 
 def _writer(stage: Stage, memory: LoadStore) -> type[Writer]:

@@ -15,12 +15,15 @@ ARGUMENTS = "table, numbers, tensors, chunk_tensor, chunk_first, grad_scale, fou
 
 
 class Writer:
-    """Writes the kernel of a stage. ``fields``: the table's; ``scaled``: with AMP's scale and infinities."""
+    """Writes the kernel of a stage. ``fields``: the table's; ``scaled``: with AMP's scale and infinities;
+    ``looped``: each program visits one chunk after another."""
 
     shapes: str  # the constants that a launch gives besides the arguments
 
-    def __init__(self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool) -> None:
-        self.stage, self.fields, self.memory = stage, fields, memory
+    def __init__(
+        self, stage: Stage, fields: Mapping[str, int], memory: LoadStore, scaled: bool, looped: bool = False
+    ) -> None:
+        self.stage, self.fields, self.memory, self.looped = stage, fields, memory, looped
         self.scaled = scaled and stage.space == "element"
         self.stops_at_inf = scaled and (stage.space == "element" or any(name in memory.roles for name in stage.writes))
         self.compute = TYPES[memory.compute]
@@ -36,6 +39,7 @@ class Writer:
         ops += ["bits_of_float", "float_of_bits", "narrow", "widen"] if functions else []
         ops += ["largest_word"] if self.memory.written_by_block else []
         ops += ["index_of"] if self.memory.is_stochastic and "_extent1" in self.fields else []
+        constants = [f"{name}: tl.constexpr" for name in self.shapes.split(", ")]
         return [
             "import triton",
             "import triton.language as tl",
@@ -43,8 +47,10 @@ class Writer:
             "",
             *(f"\n@triton.jit\n{function}\n" for function in (*functions, *self.stage.functions)),
             "",
-            '@triton.jit(do_not_specialize=["tensors"])',
-            f"def run({ARGUMENTS}, {', '.join(f'{name}: tl.constexpr' for name in self.shapes.split(', '))}):",
+            '@triton.jit(do_not_specialize=["tensors", "chunks"])'
+            if self.looped
+            else '@triton.jit(do_not_specialize=["tensors"])',
+            f"def run({', '.join([ARGUMENTS, *['chunks'] * self.looped, *constants])}):",
             *(["    if tl.load(found_inf) != 0:", "        return"] if self.stops_at_inf else []),
             *indented(4, self.body()),
         ]
@@ -59,12 +65,18 @@ class ArrayWriter(Writer):
         raise NotImplementedError
 
     def body(self) -> list[str]:
-        stage, arrays = self.stage, self.memory.arrays(self.stage.arrays)
+        stage = self.stage
         # backwards, if this is not the first visit: what was visited last is still in the cache
         chunk = "tl.num_programs(0) - 1 - tl.program_id(0)" if stage.position > START else "tl.program_id(0)"
+        scale = [f"_scale = tl.load(grad_scale).to({self.compute})"] if self.scaled else []
+        if self.looped:
+            loop = "for _chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):"
+            return [*scale, loop, *indented(4, self.one_chunk())]
+        return [*scale, f"_chunk = {chunk}", *self.one_chunk()]
+
+    def one_chunk(self) -> list[str]:
+        stage, arrays = self.stage, self.memory.arrays(self.stage.arrays)
         return [
-            *([f"_scale = tl.load(grad_scale).to({self.compute})"] if self.scaled else []),
-            f"_chunk = {chunk}",
             "_t = tl.load(chunk_tensor + _chunk)",
             "_first = tl.load(chunk_first + _chunk)",
             *(f"_at_{name} = {self.entry(name)}" for name in (*arrays, *(f"_part_{s.name}" for s in stage.sums))),

@@ -1,6 +1,7 @@
 """`fusedadam doctor`: which backend each device uses, and whether anything is wrong.
 
 facts.py      what is on this machine
+bus.py        how fast a device exchanges memory with the host
 problems.py   known problems that follow from these facts
 """
 
@@ -43,6 +44,8 @@ def report(facts: Facts, problems: Sequence[Problem]) -> Iterator[str]:
     for device in facts.devices:
         yield from ("", *_device(device))
     yield from ("", _threads(facts.threads))
+    if facts.lockable is not None and any(device.bus is not None for device in facts.devices):
+        yield f"Host memory: {readable(facts.lockable)} are left, to be page-locked by offload=True"
     yield from map(_cache, facts.caches)
     if facts.environment:
         yield f"Environment: {', '.join(f'{name}={value}' for name, value in facts.environment.items())}"
@@ -63,6 +66,9 @@ def _device(device: Device) -> Iterator[str]:
     yield f"  backend: {device.backend} ({'tested' if device.tested else 'untested'} on this device)"
     for name, reason in device.why_not.items():
         yield f"  {name}: {reason}" if reason == SLOWER else f"  not {name}: {reason}"
+    if device.bus is not None:
+        ways = f"{device.bus.to_device:.0f} GB/s to the device, {device.bus.from_device:.0f} from it"
+        yield f"  bus: {ways}, {device.bus.both:.0f} each way at once (offload=True is bound by it)"
 
 
 def _threads(threads: Threads) -> str:

@@ -20,8 +20,10 @@ import torch
 import fusedadam
 from fusedadam import backends
 from fusedadam.cli import frame
+from fusedadam.cli.doctor.bus import Bus, bandwidth
 from fusedadam.codegen import cache_files
 from fusedadam.machine import cores
+from fusedadam.tensors import host_memory
 
 PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "rich")
 FAMILIES, VARIABLES = ("FUSEDADAM_", "NUMBA_", "OMP_", "TRITON_"), ("CC", "CUDA_VISIBLE_DEVICES")
@@ -43,6 +45,7 @@ class Device:
     why_not: dict[str, str]  # why the other backends are not used
     lacking: str | None  # why a faster backend is unavailable
     tested: bool
+    bus: Bus | None = None  # what states in host memory are bound by
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Facts:
     threads: Threads
     caches: list[Cache]
     headers: bool  # Python's C headers
+    lockable: int | None = None  # bytes of host memory that can be page-locked, as far as is known
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -110,6 +114,7 @@ def gather() -> Facts:
         complaints=[m for m in dict.fromkeys(str(w.message) for w in caught) if not m.startswith("fusedadam")],
         threads=_threads(),
         caches=caches,
+        lockable=host_memory.lockable(),
         headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
         environment=dict(sorted(variables.items())),
     )
@@ -125,7 +130,11 @@ def _device(device: torch.device) -> Device:
     reasons = {n: backends.why_not(n, device) or SLOWER for n in backends.NAMES if n != backend}
     if device.type == "cpu" and backends.why_not("triton") is not None:
         reasons["triton"] = "it needs a GPU"  # a package or a compiler that it lacks is not needed here
-    return Device(str(device), name, backend, reasons, lacking, tested)
+    bus = None
+    if device.type in host_memory.DEVICES:
+        with contextlib.suppress(RuntimeError):  # out of memory, of either kind
+            bus = bandwidth(device)
+    return Device(str(device), name, backend, reasons, lacking, tested, bus)
 
 
 def _threads() -> Threads:

@@ -204,7 +204,7 @@ def look(a):
         kind = at(slot, SLOT_KIND)
 
         owner = 0
-        if kind in (STATE, STEP):
+        if kind in (STATE, FIXED):
             owner = call2(list_item, values, at(slot, SLOT_STATE))
             found = 0
             if owner != 0 and at(slot, SLOT_ENTRY) != 0 and at(owner, TYPE) == dict_type:
@@ -238,7 +238,7 @@ def look(a):
                 other_specs |= exchange(slot, SLOT_SPEC, at(found, a[SPEC_AT]))
             if answer_here != CHANGED:
                 remember(words, hints + WORD * HINT_WORDS * k, found, here, owner)
-        if kind == STEP and answer_here == MOVED:  # no longer a view of the optimizer's own counts
+        if kind == FIXED and answer_here == MOVED:
             answer_here = CHANGED
         answer = max(answer, answer_here)
     exchange(a[OTHER_SPECS], 0, other_specs)

@@ -4,7 +4,9 @@ Both import these names, and the loop is compiled anew when this file changes.
 """
 
 SAME, MOVED, CHANGED = range(3)  # CHANGED: more than addresses, so a new plan is needed
-PARAM, GRAD, NO_GRAD, STATE, STEP = range(5)  # what is in a slot; NO_GRAD: a gradient that is expected to be None
+# what is in a slot; NO_GRAD: a gradient that is expected to be None; FIXED: a state that must stay where it is, such as
+# the step, a view of the optimizer's own counts, and what is in page-locked host memory
+PARAM, GRAD, NO_GRAD, STATE, FIXED = range(5)
 
 # The loop's argument is an array of these words. Functions of CPython's C interface:
 C_FUNCTIONS = (

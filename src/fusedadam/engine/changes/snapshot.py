@@ -24,22 +24,24 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.changes import internals, names
-from fusedadam.engine.changes.names import CHANGED, MOVED, NO_GRAD, PARAM, SAME, STATE, STEP
+from fusedadam.engine.changes.names import CHANGED, FIXED, MOVED, NO_GRAD, PARAM, SAME, STATE
 from fusedadam.engine.geometry import Int64s
 from fusedadam.tensors.layout import address_of, extent, has_memory
 from fusedadam.tensors.shards import is_dtensor, local
 
 
 class Slot(NamedTuple):
-    """A tensor to be looked at: ``what`` of the ``param``-th parameter, whose state is the ``state``-th."""
+    """A tensor to be looked at: ``what`` of the ``param``-th parameter, whose state is the ``state``-th. ``is_fixed``:
+    a state that must stay where it is, since no other memory will do."""
 
     param: int
     what: int | str  # PARAM, GRAD, NO_GRAD (a gradient that is expected to be None) or the key of a state
     state: int = -1
+    is_fixed: bool = False
 
     @property
     def code(self) -> int:
-        return self.what if isinstance(self.what, int) else STEP if self.what == "step" else STATE
+        return self.what if isinstance(self.what, int) else FIXED if self.is_fixed or self.what == "step" else STATE
 
 
 Tensors: TypeAlias = list[Any]  # what was found in each slot
@@ -89,7 +91,7 @@ class Snapshot:
 def find(slots: Sequence[Slot], params: list[Tensor], states: dict[Any, Any]) -> Iterator[Any]:
     """What is in each slot now."""
     values = list(states.values())
-    for param, what, state in slots:
+    for param, what, state, _ in slots:
         if isinstance(what, str):
             yield values[state].get(what)
         else:
@@ -119,7 +121,7 @@ def _plain_look(snapshot: Snapshot, _tensors: Sequence[Any], _params: list[Tenso
             address = address_of(here)
             if address != snapshot.addresses[k]:
                 snapshot.addresses[k] = address
-                answer = max(answer, CHANGED if what == "step" else MOVED)
+                answer = max(answer, CHANGED if snapshot.slots[k].code == FIXED else MOVED)
         if answer != CHANGED and not snapshot.sharded_as_before(tensors):
             answer = CHANGED
         return answer, tensors
