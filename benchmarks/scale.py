@@ -171,7 +171,7 @@ def exchanged(model: Matrices, mesh: DeviceMesh, placements: Mapping[str, Sequen
     with (
         warnings.catch_warnings(),  # of bfloat16
         mock.patch.object(products, "SMALLEST_LIMIT", limit),
-        mock.patch.object(orthogonal, "product_dtype", return_value=torch.float16),  # as on GPUs
+        mock.patch.object(products, "product_dtype", return_value=torch.float16),  # as on GPUs
     ):
         warnings.simplefilter("ignore")
         optimizer = fusedadam.Muon(params)

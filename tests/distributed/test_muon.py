@@ -131,7 +131,10 @@ def test_a_mesh_in_another_order():
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
 def test_every_dtype_of_products(narrow, scale):
     """GPUs multiply float16, whose operands are scaled by what the largest of all processes is; some CPUs float32."""
-    with mock.patch.object(orthogonal, "product_dtype", return_value=narrow):
+    with (
+        mock.patch.object(orthogonal, "product_dtype", return_value=narrow),
+        mock.patch.object(products, "product_dtype", return_value=narrow),
+    ):
         compare([(12, 16), (7, 5), (3, 6, 8), (300, 280)], placed(mesh_of(2), [S0], [S1]), scale=scale, steps=2)
 
 
@@ -189,6 +192,13 @@ def test_groups_with_other_methods_and_adamw():
         return make(own, weight_decay=0.1, max_grad_norm=1e9)
 
     compare([(12, 16), (12, 16), (7, 5), (12, 16)] * 2, placed(mesh_of(2), [S0], [S1]), made=made)
+
+
+@on("two")
+def test_tritons_kernels():
+    """Interpreted. They round what they get, and what they return, as processes do that send it."""
+    pytest.importorskip("triton")
+    compare([(12, 16), (20, 8), (5, 7), (12, 16)], placed(mesh_of(2), [S0], [S1]), steps=2, backend="triton")
 
 
 # --- what is not everywhere -------------------------------------------------------------------------------------------

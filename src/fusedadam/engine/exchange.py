@@ -170,6 +170,7 @@ class Shared(NamedTuple):
     slots: Int64s  # which of the parts is the k-th parameter's
     absent: Sequence[Tensor]  # the parts without a gradient
     stack: Tensor  # for the whole matrices that are owned here; ``memory`` may be the same
+    dtype: torch.dtype  # of the products, which is sent
 
 
 class MatrixExchange:
@@ -177,13 +178,12 @@ class MatrixExchange:
     others use its memory. ``orthogonalize``: the stack."""
 
     def __init__(self, chunk: Shared, orthogonalize: RunStage) -> None:
-        param, parts, owner_of, memory, slots, self._absent, self._stack = chunk
+        param, parts, owner_of, memory, slots, self._absent, self._stack, self._dtype = chunk
         self._orthogonalize = orthogonalize
         mesh = param.device_mesh
         self.parts, self.owner_of, self.shape = parts, owner_of, matrices_of(param.shape)
         self._group, self._memory = group_of(mesh), memory
         self._mesh_device = memory.device if memory.device.type == mesh.device_type else torch.device(mesh.device_type)
-        self._dtype = orthogonal.product_dtype(memory)
         me, each = self._group.rank(), self.shape.rows * self.shape.columns // parts.run
         mine, numbers = parts.of[me], np.full(owner_of.shape, -1)
         owned = owner_of == me

@@ -25,6 +25,7 @@ from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
 from fusedadam.engine.reduction import group_of
 from fusedadam.formats import compute_dtype
+from fusedadam.rules.orthogonal import product_dtype
 from fusedadam.tensors.shards import local, sharding_of
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def _share(member: Member) -> int:
     """Elements on a process, at most."""
     whole: Any = _of(member)
     sizes = zip(whole.device_mesh.shape, whole.placements, strict=True)
-    shards = math.prod(size for size, placement in sizes if not placement.is_replicate())
-    return -(-int(whole.numel()) // shards)
+    shards: int = math.prod(size for size, placement in sizes if not placement.is_replicate())
+    return -(-_of(member).numel() // shards)
 
 
 def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Iterator[list[int]]:
@@ -246,7 +247,10 @@ def prepare(
         assert operands is not None
         assert scratch is not None
         assert stack is not None
-        shared = Shared(whole, parts[key], chunk.owner_of, operands, np.argsort(in_memory), absent, stack)
+        first = members[chunk.members[0]]
+        has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
+        dtype = torch.float16 if has_own else product_dtype(operands)
+        shared = Shared(whole, parts[key], chunk.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
         multiply = launches[own[0]].backend.orthogonalize(tables[0], stack, scratch)
         found.append(Chunk(own, [], n, MatrixExchange(shared, multiply)))
     return found
