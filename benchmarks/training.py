@@ -11,6 +11,8 @@ A seed decides initial weights and batches, so runs of one seed differ by their 
 Training is chaotic: any difference grows until two runs are different draws. "exact, nudged" shows how much that is:
 it is the exact run, with one initial weight moved by one bit. Differences no larger than its own mean nothing.
 
+`--only exact,muon,muon8,torchs_muon` compares Muon with torch's and with AdamW, at the same learning rate.
+
 Each finished run is one line of FILE; those in it are skipped, so pieces of the work can be done in any order.
 """
 
@@ -49,32 +51,76 @@ WEIGHT_DECAY = 0.1
 TUNING_SHARE = 5  # one step of fine-tuning for so many of training
 WARM_STEPS = 17  # Triton compiles flashoptim's kernel again for a step count divisible by 16
 
-Make = Callable[..., torch.optim.Optimizer]
+Make = Callable[..., Any]  # of a model, a seed and options
 
 
 def ours(**options: Any) -> Make:
-    return lambda params, seed, **others: fusedadam.AdamW(params, **options, **others, seed=seed)
+    return lambda model, seed, **others: fusedadam.AdamW(model.parameters(), **options, **others, seed=seed)
 
 
-def plain(params: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
+def muon(storage: str) -> Make:
+    """At AdamW's learning rate."""
+
+    def make(model: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
+        groups = [{**group, **options} for group in fusedadam.param_groups(model, optimizer="muon")]
+        return fusedadam.Muon(groups, adjust_lr_fn="match_rms_adamw", storage=storage, seed=seed)
+
+    return make
+
+
+class TorchsMuon:
+    """torch.optim.Muon, and AdamW for the rest, on float32 copies of the weights."""
+
+    def __init__(self, model: Any, seed: int, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        common = {"lr": lr, "weight_decay": weight_decay}
+        hidden, rest = dict[Any, torch.Tensor](), dict[Any, torch.Tensor]()
+        for group in fusedadam.param_groups(model, optimizer="muon"):
+            kept = hidden if group["use_muon"] else rest
+            kept |= {param: param.detach().float() for _, param in group["params"]}
+        self.copies = hidden | rest
+        self.optimizers = (
+            torch.optim.Muon([*hidden.values()], adjust_lr_fn="match_rms_adamw", **common),
+            torch.optim.AdamW([*rest.values()], betas=betas, **common),
+        )
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        states = {copy: state for optimizer in self.optimizers for copy, state in optimizer.state.items()}
+        return {copy: {**state, "copy": copy} for copy, state in states.items()}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for param, copy in self.copies.items():
+            copy.grad = param.grad.float()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for param, copy in self.copies.items():
+            param.copy_(copy)
+
+    def float32_state_dict(self, model: Any) -> dict[str, torch.Tensor]:
+        return {name: self.copies[param].clone() for name, param in model.named_parameters()}
+
+
+def plain(model: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
     """Rounds nothing stochastically, so the seed has no effect."""
-    return fusedadam.AdamW(params, state_dtype=torch.float32, **options)
+    return fusedadam.AdamW(model.parameters(), state_dtype=torch.float32, **options)
 
 
-def to_nearest(params: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
+def to_nearest(model: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
     from fusedadam.formats import FORMATS, nearest, register
 
     for format_ in list(FORMATS.values()):
         if format_.title in ("bf16+8", "slice8"):
             register(nearest(format_))
     storage = {"param": "bf16+8_nearest", "exp_avg": "slice8_nearest", "exp_avg_sq": "slice8_nearest"}
-    return fusedadam.AdamW(params, storage=storage, seed=seed, **options)
+    return fusedadam.AdamW(model.parameters(), storage=storage, seed=seed, **options)
 
 
-def flashoptim(params: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
+def flashoptim(model: Any, seed: int, **options: Any) -> torch.optim.Optimizer:
     from flashoptim import FlashAdamW
 
-    return FlashAdamW(params, quantize=True, master_weight_bits=24, **options)
+    return FlashAdamW(model.parameters(), quantize=True, master_weight_bits=24, **options)
 
 
 class Contestant(NamedTuple):
@@ -90,6 +136,9 @@ CONTESTANTS = {
     "nearest": Contestant("8bit, to nearest", to_nearest),
     "plain": Contestant("plain bfloat16 weights", plain),
     "flashoptim": Contestant("flashoptim", flashoptim),
+    "muon": Contestant("Muon, exact", muon("exact")),
+    "muon8": Contestant("Muon, 8bit", muon("8bit")),
+    "torchs_muon": Contestant("torch's Muon, float32 copies", TorchsMuon),
     "nudged": Contestant("exact, nudged", ours(storage="exact"), nudged=True),
 }
 
@@ -113,7 +162,7 @@ def perform(run: Run, training: Training) -> dict[str, Any]:
     if contestant.nudged:
         model.head.weight.data[0, 0] *= 1 + 2**-7
     betas = (0.9, run.beta2)
-    optimizer = contestant.make(model.parameters(), run.seed, lr=0.0, betas=betas, weight_decay=WEIGHT_DECAY)
+    optimizer = contestant.make(model, run.seed, lr=0.0, betas=betas, weight_decay=WEIGHT_DECAY)
     batches = training.batches("training", run.steps, run.seed)
     ms = training.train(optimizer, batches, lambda step: warmup_and_cosine(step, run.steps, size.warmup))
     loss, before = training.validate(), float32_weights(model, optimizer)
@@ -138,6 +187,8 @@ def unavailable(contestant: str, device: str) -> str:
     """Why it cannot run here, or nothing."""
     if contestant == "flashoptim" and importlib.util.find_spec("flashoptim") is None:
         return "flashoptim is not installed"
+    if contestant == "torchs_muon" and not hasattr(torch.optim, "Muon"):
+        return "this torch has no Muon"
     return "flashoptim needs a GPU" if contestant == "flashoptim" and device == "cpu" else ""
 
 

@@ -35,6 +35,18 @@ def distribute(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
     return whole.redistribute(placements=placements)
 
 
+def tensor_descriptor() -> Any:
+    """Triton's class of tensor descriptors, or None.
+
+    Obsolete with Triton 3.4, which has it.
+    """
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:
+        return None
+    return TensorDescriptor
+
+
 @functools.cache
 def checkpoints_share_host_memory() -> bool:
     """Whether asynchronous checkpoints write tensors on the host from where they are, while training goes on.

@@ -1,5 +1,6 @@
 """What is launched directly, and what is left to Triton's own launcher."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,34 @@ def test_arguments_and_memory_that_triton_adds(monkeypatch, scratch):
     ]
 
 
+def test_floats_are_passed_in_32_bits(monkeypatch):
+    launch, driver = launcher(monkeypatch, compiled(["*i64", "fp32", "i64", "constexpr"]), [8, 4, 8], (5, -1.5, 7, 64))
+    launch()
+    assert driver.launched[0][0] == [5, 0xBFC00000, 7]
+
+
+MAP = {"block_size": [1, 2], "swizzle": 3}
+MAPPED = [128, 4, 4, 8, 8, 4, 8]  # map, shape, strides; two more parameters
+
+
+@pytest.mark.parametrize(
+    ("sizes", "maps"), [(MAPPED, [MAP]), (MAPPED[1:], [MAP]), ([64, *MAPPED[1:]], [MAP]), (MAPPED, [])]
+)
+def test_a_descriptor_is_a_map_a_shape_and_strides(monkeypatch, sizes, maps):
+    kernel = compiled(["tensordesc<fp16[1, 2]>", "i32", "i64", "constexpr"], tensordesc_meta=maps)
+    words = (ctypes.c_uint64 * 16)()
+    monkeypatch.setattr(Driver, "described", lambda self, tensor, block, swizzle: words, raising=False)
+    described = SimpleNamespace(base=torch.zeros(3, 8))
+    launch, driver = launcher(monkeypatch, kernel, sizes, (described, 6, 7, 64))
+    assert (launch is not None) == (sizes == MAPPED and len(maps) == 1)
+    if launch is not None:
+        launch()
+        assert driver.launched[0][0] == [0, 3, 8, 8, 1, 6, 7]
+        for made in (launch.kernel, launch.kernel.copy()):
+            assert made.pointers[0] == ctypes.addressof(words)
+            assert made.pointers[5] == ctypes.addressof(made.words) + 40
+
+
 @pytest.mark.parametrize("constant", ["count", 1, (1,)])
 def test_constants_are_not_passed(monkeypatch, constant):
     """As Triton 3.2 to 3.9 name them; an integer that is 1 is one."""
@@ -73,7 +102,7 @@ def test_constants_are_not_passed(monkeypatch, constant):
         (compiled(["*i64", "i32", "i64", "constexpr"]), [8, 8, 8]),  # another size
         (compiled(["*i64", "i32", "i64", "constexpr"]), [8, 4, 8, 8, 8, 8]),  # more than Triton is known to add
         (compiled(["*i64", "i32", "i64", "constexpr"]), [8, 4, 8, 4]),
-        (compiled(["*i64", "fp32", "i64", "constexpr"]), [8, 4, 8]),  # another type
+        (compiled(["*i64", "fp64", "i64", "constexpr"]), [8, 8, 8]),  # another type
         (compiled(["*i64", "i32", "i64", "constexpr"], global_scratch_size=64), [8, 4, 8, 8]),
         (compiled(["*i64", "i32", "i64", "constexpr"], num_ctas=2), [8, 4, 8]),
         (compiled(["*i64", "i32", "i64", "constexpr"], launch_pdl=True), [8, 4, 8]),

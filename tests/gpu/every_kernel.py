@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from fusedadam.catalog import CATALOG
+from fusedadam.rules.orthogonal import DEFAULT
+from tests.backends.test_orthogonal import distances, drawn, exact, result
 from tests.backends.test_storage import MULTIPLYING, RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, MORE_CASES, SUMMING, apply, assert_same_bits, draw
 
@@ -46,6 +48,7 @@ def main() -> None:
                 count += 1
     count += _with_storage() if part == 1 else 0
     count += _with_scalars_on_the_device() if part == parts else 0
+    count += _products() if part == parts else 0
     torch.cuda.synchronize()
     print(f"{count} launches of {len(mine)} rules with their flags: all as on the CPU")
 
@@ -88,6 +91,15 @@ def _steps(make: Any, device: str, is_scaled: bool = False, **options: Any) -> l
             optimizer.found_inf = torch.zeros((), device=device)
         optimizer.step()
     return [param.detach().cpu() for param in params]
+
+
+def _products() -> int:
+    """Tiles of every size, on matrices that do not fill them, wide and tall, with rows that have no descriptors."""
+    shapes = [(60, 131), (131, 60), (600, 700), (701, 600), (1601, 1700)]
+    for shape in shapes:
+        stack = drawn(2, *shape)
+        assert (distances(result(stack, at_once=1), exact(stack, DEFAULT)) < 0.02).all(), shape
+    return len(shapes)
 
 
 if __name__ == "__main__":

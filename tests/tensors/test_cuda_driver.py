@@ -65,6 +65,31 @@ def test_arguments_are_words():
     tensor = torch.zeros(3)
     assert raw(tensor) == tensor.data_ptr()
     assert raw(5) == 5
+    assert raw(-1.5) == 0xBFC00000  # as 32 bits
+
+
+def test_a_tensor_map_is_an_aligned_argument():
+    library = Library()
+    library.cuTensorMapEncodeTiled = Function(lambda *_: 0)
+    tensor = torch.zeros(4, 6, 16, dtype=torch.float16)[:, :5]
+    words = Driver(library).described(tensor, [1, 32, 64], 3)
+    ((address, kind, rank, begin, sizes, strides, box, steps, *rest),) = library.cuTensorMapEncodeTiled.calls
+    assert address == ctypes.addressof(words)
+    assert address % cuda_driver.MAP_ALIGNMENT == 0
+    assert ctypes.sizeof(words) == 128
+    assert (kind, rank, begin, rest) == (6, 3, tensor.data_ptr(), [0, 3, 2, 0])
+    assert ([*sizes], [*strides], [*box], [*steps]) == ([16, 5, 4], [32, 192], [64, 32, 1], [1, 1, 1])
+    made = Kernel(7, (5, 1, 1), 128, 64, [1, words, 3])
+    for one in (made, made.copy()):
+        assert one.pointers[1] == address
+        assert [one.words[0], one.words[2]] == [1, 3]
+
+
+def test_a_tensor_map_that_cuda_refuses():
+    library = Library()
+    library.cuTensorMapEncodeTiled = Function(lambda *_: 1)
+    with pytest.raises(RuntimeError, match="CUDA reports error 1"):
+        Driver(library).described(torch.zeros(4, 8), [4, 8], 0)
 
 
 def test_launches_go_to_the_current_stream():

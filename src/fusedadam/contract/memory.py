@@ -181,11 +181,16 @@ def _tables(optimizer: FusedOptimizer) -> Iterator[Kept]:
     for launch in (launch for plan in {id(plan): plan for plan in plans}.values() for launch in plan.launches):
         table = launch.table
         buffers = (*table.row_buffers, *table.column_buffers, *table.partials.values())
-        operands = () if table.operands is None else (table.operands,)
-        for tensor in (torch.from_numpy(table.words), table.on_device, *buffers, *operands):
+        products = () if table.operands is None else (_whole(table.operands),)
+        for tensor in (torch.from_numpy(table.words), table.on_device, *buffers, *products):
             if tensor.data_ptr() not in seen:  # on a CPU the words are the table itself
                 seen.add(tensor.data_ptr())
                 yield _tensor(TABLES, tensor)._replace(dtype="")
+
+
+def _whole(part: Tensor) -> Tensor:
+    """All of the memory that it is a part of."""
+    return part.new_empty(0, dtype=torch.uint8).set_(part.untyped_storage())
 
 
 def _tensor(what: str, tensor: Tensor) -> Kept:

@@ -13,7 +13,7 @@ member.py                       a parameter that takes part in a launch, and the
 unscaling.py                    gradients under a GradScaler, which a step leaves unscaled
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table
-products.py                     products of matrices: memory for their operands
+products.py                     products of matrices: memory for them
 geometry.py                     members as rows, segments and chunks
 kept_launches.py                launches of operators and of clipping, kept from call to call
 reduction.py                    sums over shards: one all-reduce a round

@@ -13,6 +13,7 @@ from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules import orthogonal, sums
+from fusedadam.rules.orthogonal import Matrices
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram
 from fusedadam.rules.stages import Sum
@@ -72,13 +73,10 @@ class Joined(Protocol):
     def __call__(self, step: int, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None: ...
 
 
-Orthogonalize: TypeAlias = Callable[[Tensor], None]  # of a stack of matrices, in place
-
-
-def orthogonalize(table: LaunchTable) -> Orthogonalize:
+def orthogonalize(table: LaunchTable, stack: Tensor, _scratch: Tensor) -> RunStage:
     """By torch's own products of matrices. Nothing is computed in a step that is left out."""
 
-    def run(stack: Tensor) -> None:
+    def run(_: object) -> None:
         if table.found_inf is None or table.home.type != "cpu" or table.found_inf.item() == 0:
             orthogonal.orthogonalize(stack, table.newton_schulz)
 
@@ -92,7 +90,9 @@ class Backend(NamedTuple):
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     ``scalars``: kernels for scalars on the device; a backend whose tables are on the host needs none. ``join`` makes
     one function of several that the others returned, or returns None; its second argument says whether gradients are
-    scaled. ``orthogonalize`` returns a function for the stack of a table, (matrices, rows, columns).
+    scaled. ``orthogonalize`` returns the function that replaces a table's stack of matrices, (matrices, rows, columns);
+    it may use the bytes of another tensor for it. ``scratch``: how many of them one matrix needs at least, and None if
+    torch allocates what it needs.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
@@ -100,7 +100,8 @@ class Backend(NamedTuple):
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
     scalars: ScalarKernels | None = None
     join: Callable[[Sequence[Callable[..., None]], bool], Joined | None] | None = None
-    orthogonalize: Callable[[LaunchTable], Orthogonalize] = orthogonalize
+    orthogonalize: Callable[[LaunchTable, Tensor, Tensor], RunStage] = orthogonalize
+    scratch: Callable[[Matrices, torch.dtype, torch.device], int | None] = lambda *_: None
 
 
 def addresses(summation: Sum, term_lists: Sequence[Sequence[SharedTerm]]) -> tuple[Int64s, Int64s, Int64s]:

@@ -56,13 +56,13 @@ WITHOUT_TENSORS = Run([], [])
 class Launch:
     """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
-    def __init__(self, table: LaunchTable, backend: Backend) -> None:
-        self.table, self.backend = table, backend
+    def __init__(self, table: LaunchTable, backend: Backend, scratch: Tensor | None = None) -> None:
+        self.table, self.backend, self.scratch = table, backend, scratch
         self.stages = dict(backend.prepare(table))
         self.product = table.specialized.product
-        if self.product is not None:
-            stack, orthogonalize = products.stack_of(table), backend.orthogonalize(table)
-            self.stages[Position(self.product.position.round, Phase.PRODUCTS)] = lambda _: orthogonalize(stack)
+        if self.product is not None and scratch is not None:
+            at = Position(self.product.position.round, Phase.PRODUCTS)
+            self.stages[at] = backend.orthogonalize(table, products.stack_of(table), scratch)
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
 
     def runs_at(self, position: Position) -> bool:
@@ -111,8 +111,8 @@ class Launches:
             by_key.setdefault(member.launch_key, []).append(k)
         chunks = list(products.in_chunks(by_key.values(), members))
         self._all = [
-            Launch(LaunchTable(indices, members, operands), members[indices[0]].backend)
-            for indices, operands in zip(chunks, products.operands(chunks, members), strict=True)
+            Launch(LaunchTable(indices, members, operands), members[indices[0]].backend, scratch)
+            for indices, (operands, scratch) in zip(chunks, products.memory(chunks, members), strict=True)
         ]
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])

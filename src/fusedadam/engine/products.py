@@ -7,7 +7,8 @@ in the same place. All launches of a step use the same memory, one after the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,43 +19,72 @@ from fusedadam.formats import compute_dtype
 
 SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take in any case
 LARGEST_SHARE = 0.05  # of the parameters' memory that it may take, if that is more
-# Bytes for each element: the operand in float32, and for its product two copies and five squares in 16 bits.
-BYTES_PER_ELEMENT = 4 + 2 * (2 + 5)
+ALIGNMENT = 256  # bytes
+TORCHS_BYTES = 2 * (2 + 5)  # for each element, beside the operand: in 16 bits two copies, and five squares at most
+
+
+class Memory(NamedTuple):
+    """Of a chunk. Chunks of a device and dtype share it."""
+
+    operands: Tensor | None = None
+    scratch: Tensor | None = None  # bytes
 
 
 def in_chunks(by_key: Iterable[Sequence[int]], members: Sequence[Member]) -> Iterator[list[int]]:
     """Members with the same launch key, divided where their matrices need more memory than a step may take."""
-    every = sum(member.roles["param"].numel() * member.roles["param"].element_size() for member in members)
-    limit = max(SMALLEST_LIMIT, int(LARGEST_SHARE * every)) // BYTES_PER_ELEMENT
+    limit = _limit(members)
     for indices in by_key:
-        chunk, elements = list[int](), 0
+        chunk, taken = list[int](), 0
         for k in indices:
-            count = members[k].roles["param"].numel() if members[k].specialized.product is not None else 0
-            if chunk and elements + count > limit:
+            needed = members[k].matrices.depth * sum(_bytes(members[k])) if _multiplies(members[k]) else 0
+            if chunk and taken + needed > limit:
                 yield chunk
-                chunk, elements = [], 0
+                chunk, taken = [], 0
             chunk.append(k)
-            elements += count
+            taken += needed
         yield chunk
 
 
-def operands(chunks: Sequence[Sequence[int]], members: Sequence[Member]) -> list[Tensor | None]:
-    """For each chunk, the memory of its operands: the same for all chunks of a device and dtype."""
-
-    def needed(chunk: Sequence[int]) -> tuple[torch.device, torch.dtype, int]:
-        params = [members[k].roles["param"] for k in chunk]
-        return params[0].device, compute_dtype(params[0].dtype), sum(p.numel() for p in params)
-
-    multiplied = [members[chunk[0]].specialized.product is not None for chunk in chunks]
-    found = [needed(chunk) for chunk, is_product in zip(chunks, multiplied, strict=True) if is_product]
-    memory: Mapping[tuple[torch.device, torch.dtype], Tensor] = {
-        (device, dtype): torch.empty(max(n for *key, n in found if key == [device, dtype]), dtype=dtype, device=device)
-        for device, dtype in dict.fromkeys((device, dtype) for device, dtype, _ in found)
-    }
+def memory(chunks: Sequence[Sequence[int]], members: Sequence[Member]) -> list[Memory]:
+    """For each chunk, the memory of its operands and products. If a single parameter is a stack that needs more than
+    the limit, its matrices are multiplied in parts."""
+    limit, needed = _limit(members), list[tuple[torch.device, torch.dtype, int, int] | None]()
+    total = dict[tuple[torch.device, torch.dtype], int]()
+    for chunk in chunks:
+        first = members[chunk[0]]
+        if not _multiplies(first):
+            needed.append(None)
+            continue
+        device, dtype = first.roles["param"].device, compute_dtype(first.roles["param"].dtype)
+        (operand, scratch), count = _bytes(first), sum(members[k].matrices.depth for k in chunk)
+        own = first.backend.scratch(first.matrices, dtype, device) is not None
+        at_once = min(count, max(1, (limit - count * operand) // max(1, scratch))) if own else 0
+        needed.append((device, dtype, count * operand, _aligned(count * operand)))
+        total[device, dtype] = max(total.get((device, dtype), 0), _aligned(count * operand) + at_once * scratch)
+    made = {key: torch.empty(nbytes, dtype=torch.uint8, device=key[0]) for key, nbytes in total.items()}
     return [
-        memory[needed(chunk)[:2]][: needed(chunk)[2]] if is_product else None
-        for chunk, is_product in zip(chunks, multiplied, strict=True)
+        Memory() if of is None else Memory(made[of[:2]][: of[2]].view(of[1]), made[of[:2]][of[3] :]) for of in needed
     ]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _multiplies(member: Member) -> bool:
+    return member.specialized.product is not None
+
+
+def _limit(members: Sequence[Member]) -> int:
+    every = sum(member.roles["param"].numel() * member.roles["param"].element_size() for member in members)
+    return max(SMALLEST_LIMIT, int(LARGEST_SHARE * every))
+
+
+def _bytes(member: Member) -> tuple[int, int]:
+    """Of one of its matrices: of the operand, and of what its product takes besides."""
+    dtype, count = compute_dtype(member.roles["param"].dtype), member.matrices.rows * member.matrices.columns
+    scratch = member.backend.scratch(member.matrices, dtype, member.roles["param"].device)
+    return count * dtype.itemsize, count * TORCHS_BYTES if scratch is None else scratch
 
 
 def stack_of(table: LaunchTable) -> Tensor:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,6 +24,10 @@ RELAXED = 2  # a mode of CUDA's captures
 GRAPHS_VARIABLE = "FUSEDADAM_CUDA_GRAPHS"  # 0: kernels are launched one after the other
 CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING = 19, 41  # attributes of a device
 INVALID_CONTEXT = 201  # this thread has not used the device yet
+MAP_WORDS, MAP_ALIGNMENT = 16, 64  # of a tensor map
+KINDS = {torch.float16: 6, torch.float32: 7}  # of elements, as CUDA counts them
+PROMOTED = 2  # the second-level cache loads 128 bytes at a time
+Words: TypeAlias = ctypes.Array[c_uint64]
 
 
 class Driver:
@@ -87,6 +92,21 @@ class Driver:
         while self._parameter(function, len(sizes), byref(offset), byref(size)) == 0:
             sizes.append(size.value)
         return sizes
+
+    def described(self, tensor: torch.Tensor, block: Sequence[int], swizzle: int) -> Words:
+        """A tensor map: a tensor in blocks, as an argument of a kernel. ``swizzle``: how they lie in shared memory."""
+        rank, room = tensor.dim(), (c_uint64 * (MAP_WORDS + 7))()
+        aligned = -ctypes.addressof(room) % MAP_ALIGNMENT
+        words = (c_uint64 * MAP_WORDS).from_buffer(room, aligned)
+        strides = [stride * tensor.element_size() for stride in tensor.stride()[-2::-1]]
+        sizes, steps = (c_uint64 * rank)(*tensor.shape[::-1]), (c_uint64 * max(1, rank - 1))(*strides)
+        box, ones = (c_uint * rank)(*block[::-1]), (c_uint * rank)(*[1] * rank)
+        address = ctypes.addressof(words)
+        kind, begin = KINDS[tensor.dtype], tensor.data_ptr()
+        encode = self._library.cuTensorMapEncodeTiled
+        encode.argtypes = [c_void_p, c_int, c_uint, c_uint64, *[c_void_p] * 4, *[c_int] * 4]
+        self.check(encode(address, kind, rank, begin, sizes, steps, box, ones, 0, swizzle, PROMOTED, 0))
+        return words
 
     def check(self, status: int) -> None:
         if status != 0:
@@ -164,20 +184,24 @@ class _NodeParameters(ctypes.Structure):
 
 
 class Kernel:
-    """A compiled kernel with its grid and arguments, which are words: addresses and integers."""
+    """A compiled kernel with its grid and arguments, which are words (addresses and numbers) or tensor maps."""
 
     def __init__(
-        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[int]
+        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[int | Words]
     ) -> None:
         self.configuration = (function, *grid, threads, 1, 1, shared)
-        self.words = (c_uint64 * len(arguments))(*(argument % (1 << 64) for argument in arguments))
+        words = (argument % (1 << 64) if isinstance(argument, int) else 0 for argument in arguments)
+        self.words = (c_uint64 * len(arguments))(*words)
+        self._maps = {k: argument for k, argument in enumerate(arguments) if not isinstance(argument, int)}
         begin = ctypes.addressof(self.words)
-        self.pointers = (c_void_p * len(arguments))(*(begin + 8 * k for k in range(len(arguments))))
+        at = (ctypes.addressof(self._maps[k]) if k in self._maps else begin + 8 * k for k in range(len(arguments)))
+        self.pointers = (c_void_p * len(arguments))(*at)
 
     def copy(self) -> Kernel:
         """The same, with words of its own."""
         function, x, y, z, threads, _, _, shared = self.configuration
-        return Kernel(function, (x, y, z), threads, shared, list(self.words))
+        arguments = [self._maps.get(k, word) for k, word in enumerate(self.words)]
+        return Kernel(function, (x, y, z), threads, shared, arguments)
 
 
 @functools.cache
@@ -202,5 +226,7 @@ def can_map_host_memory(device: torch.device) -> bool:
 
 
 def raw(argument: Any) -> int:
-    """An argument of a kernel as a word."""
+    """An argument of a kernel as a word; a float is passed in 32 bits."""
+    if isinstance(argument, float):
+        return int.from_bytes(struct.pack("<f", argument), "little")
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else int(argument)

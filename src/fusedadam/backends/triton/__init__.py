@@ -8,6 +8,8 @@ load_store.py   the source that loads and stores a role in its format
 sums.py         the kernels that finish sums
 scalars.py      the source of the kernel for scalars on the device
 step_counts.py  the kernel that counts a step on the device
+products.py     the kernels that multiply matrices
+orthogonal.py   Newton-Schulz iterations, as a queue of these
 launching.py    kernels that are ready to be launched, and queues of them
 direct.py       launches by CUDA's driver
 ops.py          the ops, for Triton
@@ -29,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedadam import codegen, compat
-from fusedadam.backends.triton import kernel, ops, scalars, step_counts, sums
+from fusedadam.backends.triton import kernel, ops, orthogonal, scalars, step_counts, sums
 from fusedadam.backends.triton.launching import AmpKernel, Queue, Ready, Scalars, joined
 from fusedadam.engine.backend import (
     Action,
@@ -298,5 +300,6 @@ def _compile(title: str, text: str) -> Any:
 
 
 BACKEND = Backend(
-    prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined
-)
+    prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined,
+    orthogonalize=orthogonal.orthogonalize, scratch=orthogonal.scratch,
+)  # fmt: skip

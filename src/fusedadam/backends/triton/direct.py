@@ -1,7 +1,8 @@
 """Kernels that Triton has compiled, launched by CUDA's driver instead of Triton's own launcher.
 
 Triton's launcher asks in Python, at every launch, for what stays the same from step to step. This one asks once. It
-checks what it assumes about a kernel: how many parameters there are, and how large each of them is.
+checks what it assumes about a kernel: how many parameters there are, and how large each of them is. A tensor descriptor
+is several parameters: a tensor map, which we make, and the tensor's shape and strides.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from fusedadam.tensors.cuda_driver import GRAPHS_VARIABLE, Driver, Graph, Kernel, driver_of, raw
+from fusedadam.tensors.cuda_driver import GRAPHS_VARIABLE, MAP_WORDS, Driver, Graph, Kernel, Words, driver_of, raw
 
 POINTER_SIZE = 8
+DESCRIPTOR = "tensordesc"
 GRAPH_AFTER = 2  # launches of the same kernels
 # beyond a kernel's own parameters: memory that Triton allocates for a launch, if a kernel asks for some
 SCRATCH = ("global_scratch_size", "profile_scratch_size")
@@ -53,16 +55,25 @@ def kernel(
         and not any(getattr(metadata, name, 0) for name in SCRATCH)
     )
     passed = _passed(compiled.src)
-    if not is_plain or passed is None:
+    maps = [dict(found) for found in getattr(metadata, "tensordesc_meta", None) or ()]
+    if not is_plain or passed is None or len(maps) != sum(kind.startswith(DESCRIPTOR) for _, kind in passed):
         return None
     sizes = driver.parameter_sizes(compiled.function)
-    own, rest = sizes[: len(passed)], sizes[len(passed) :]
-    expected = [POINTER_SIZE if kind.startswith("*") or kind == "i64" else 4 for _, kind in passed]
+    expected, words, word_of = list[int](), list[int | Words](), dict[int, int]()
+    for place, kind in passed:
+        word_of[place] = len(words)
+        if kind.startswith(DESCRIPTOR):
+            tensor, found = arguments[place].base, maps.pop(0)
+            words += [driver.described(tensor, found["block_size"], found["swizzle"])]
+            words += [*tensor.shape, *tensor.stride()]
+            expected += [8 * MAP_WORDS, *[4] * tensor.dim(), *[8] * tensor.dim()]
+        else:
+            words.append(raw(arguments[place]))
+            expected.append(POINTER_SIZE if kind.startswith("*") or kind == "i64" else 4)
+    own, rest = sizes[: len(expected)], sizes[len(expected) :]
     if own != expected or len(rest) > len(SCRATCH) or any(size != POINTER_SIZE for size in rest):
         return None
-    words = [*(raw(arguments[place]) for place, _ in passed), *(0 for _ in rest)]
-    made = Kernel(compiled.function, grid, 32 * metadata.num_warps, metadata.shared, words)
-    word_of = {place: k for k, (place, _) in enumerate(passed)}
+    made = Kernel(compiled.function, grid, 32 * metadata.num_warps, metadata.shared, [*words, *(0 for _ in rest)])
     return DirectKernel(driver, device.index, made, word_of, alive=(compiled, arguments))
 
 
@@ -122,7 +133,7 @@ def _passed(source: Any) -> list[tuple[int, str]] | None:
         name = names[key] if isinstance(key, int) else key
         if kind == "constexpr" or name in fixed:
             continue
-        if not kind.startswith("*") and kind not in ("i32", "i64"):
+        if not kind.startswith(("*", DESCRIPTOR)) and kind not in ("i32", "i64", "fp32"):
             return None
         passed.append((names.index(name), kind))
     return passed

@@ -24,14 +24,15 @@ class Ready:
     """A compiled kernel with its grid and its arguments. A call takes arguments that differ this time, by position."""
 
     def __init__(
-        self, device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int
-    ) -> None:
+        self, device: torch.device, function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int,
+        **options: Any,
+    ) -> None:  # fmt: skip
         self._grid, self._arguments, self._function = grid, arguments, function
         self.direct: direct.DirectKernel | None = None
         if grid[0] and not ops.INTERPRETED:
             identity.recall()
             with on(device):
-                compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False)
+                compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False, **options)
                 self._launch = compiled[grid]
                 self.direct = direct.kernel(device, compiled, grid, arguments)
 
