@@ -17,6 +17,7 @@ PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/speed.svg"
 ON_H200 = {
     "AdamW fp32, llama: 940.6M in 37 tensors": "AdamW, 941M parameters",
     "AdamW bf16, llama": "AdamW in bfloat16, 941M",
+    'AdamW bf16, `storage="8bit"`, llama': "AdamW in 8 bits, 941M",
     "AdamW fp32, `max_grad_norm=1`, llama": "AdamW + clipping, 941M",
     "EmaAdamW fp32, llama": "AdamW + EMA, 941M",
     "SGD fp32 with momentum, llama": "SGD with momentum, 941M",
@@ -24,6 +25,8 @@ ON_H200 = {
     "AdamP fp32, llama": "AdamP, 941M parameters",
     "AdamP fp32, gpt": "AdamP, 124M parameters",
     "BertAdam fp32, gpt": "BertAdam, 124M parameters",
+    "Muon fp32, llama's 28 matrices": "Muon, a llama's 28 matrices",
+    "Muon fp32, gpt's 48 matrices": "Muon, GPT-2's 48 matrices",
 }
 
 WIDTH, MARGIN, BAR, ROW, TOP = 600, 20, 22, 58, 72  # pixels

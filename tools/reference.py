@@ -269,8 +269,10 @@ def _joined(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 # Rows of docs/performance.md, and their titles for readers who do not know our sets of parameters
 MEASURED = {
     "AdamW fp32, llama: 940.6M in 37 tensors": "H200: AdamW, 941M parameters",
+    'AdamW bf16, `storage="8bit"`, llama': "H200: AdamW in 8 bits, 941M",
     "AdamW fp32, `max_grad_norm=1`, llama": "H200: AdamW with clipping, 941M",
     "AdamP fp32, gpt": "H200: AdamP, 124M parameters",
+    "Muon fp32, llama's 28 matrices": "H200: Muon, a llama's 28 matrices",
 }
 ON_CPU = "| AdamW fp32, 33.5M |"  # and a row where the peer is a fused kernel, too
 AS_FAST = "| H200: RAdam fp32, llama (a run of its own) |"

@@ -127,6 +127,12 @@ def test_it_is_as_good_as_bfloat16_for_every_spectrum(name, steps):
     assert_as_good_as_bfloat16(hard_stack(32, 48), NewtonSchulz(coefficients_of(name, steps)))
 
 
+def test_errors_of_a_mirror_do_not_grow_where_few_steps_follow():
+    """One singular value: the first step shrinks it to a ninth, and two steps were as far off as bfloat16's."""
+    stack, method = hard_stack(130, 140)[:1], NewtonSchulz(coefficients_of("you", 2))
+    assert distances(result(stack, method), exact(stack, method)) < 0.02
+
+
 def test_scratch_memory_is_what_it_says():
     for shape in ((3, 5), (130, 70), (70, 132)):
         needed = orthogonal.scratch(Matrices(1, *shape), F32, torch.device(DEVICE))

@@ -119,7 +119,7 @@ OTHER_VALUES = {
 BESIDES = {"schedule": {"warmup": -1}, "amsgrad": {"betas": (0.9, 0.2)}, "seed": {"storage": "16bit"}}
 BESIDES["decoupled_weight_decay"] = {"decoupled_weight_decay": False}
 WITHOUT_RESULT = {"foreach", "fused", "capturable", "differentiable", "state_dtype", "ema_dtype", "backend"}
-WITHOUT_RESULT |= {"skip_nonfinite"}  # with gradients that are finite
+WITHOUT_RESULT |= {"skip_nonfinite", "offload"}  # with gradients that are finite; wherever states are
 OPTIONS = [
     pytest.param(make, option, id=f"{name}-{option}")
     for name, make in PLAIN.items()

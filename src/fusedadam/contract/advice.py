@@ -103,7 +103,7 @@ def warn_of_moved_states(times: int) -> None:
         _tell_once(
             "moved",
             f"fusedadam: states of groups with offload=True were moved out of page-locked memory {MOVES} times, and "
-            "each time the next step has copied them back; leave optimizer.state to the optimizer, or leave offload out",
+            "each time the next step has copied them back; leave optimizer.state as it is, or leave offload out",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW
+from fusedadam import AdamP, AdamW, BertAdam, EmaAdamW, Muon
 from fusedadam.cli import contestants
 from fusedadam.cli.harness import contestant
 from fusedadam.cli.harness.contestant import Contestant
@@ -36,6 +36,9 @@ def stepped(cls: type[FusedOptimizer], shape: tuple[int, ...], dtype: torch.dtyp
         (BertAdam, (10, 10), F32, {}, 32),
         (AdamP, (10, 10), F32, {}, 40),
         (AdamP, (100,), F32, {}, 28),
+        (Muon, (10, 10), F32, {}, 28),
+        (Muon, (10, 10), BF16, {}, 18),
+        (Muon, (100,), F32, {"use_muon": None}, 28),
     ],
 )
 def test_bytes_a_parameter_follow_from_the_rule(

@@ -7,8 +7,11 @@ size of X, and one more is needed for the next R:
     R <- (R y) y,  z2 = b2 R + c2 R^2         z2 (y X) + a2 (y X) the second
     X <- (z2 y + a2 z1) X + a1 a2 X
 
-All of them but the last are symmetric. Multiples of I are kept out where they can be: they would hide the low bits of
-what they are added to. More than two steps on R alone would add up its rounding errors, and may overflow.
+All of them but the last are symmetric, so half of each is computed, and mirrored. In z2 y + a2 z1 that costs accuracy:
+y shrinks large singular values, and should come first; where half of the elements take z2 first, its rounding errors
+are not shrunk. Later steps make up for it, so it is computed whole where few follow. Multiples of I are kept out where
+they can be: they would hide the low bits of what they are added to. More than two steps on R alone would add up its
+rounding errors, and may overflow.
 
 Operands and results are rounded to float16, as processes send them to each other: so a matrix has the same bits whether
 it is sharded or not. A normalized matrix has small elements, and squares of them lose bits below float16's range; so X
@@ -50,6 +53,7 @@ class Tiles(NamedTuple):
 
 
 SMALL, LARGE = Tiles(64, 4, 4), Tiles(128, 4, 3)
+FEW_STEPS = 4
 LONGEST_SMALL = 512  # rows of a square, up to which small tiles are faster for one matrix, or for a few
 
 
@@ -98,7 +102,8 @@ def _kernels(stack: Tensor, memory: Tensor, method: NewtonSchulz) -> Iterator[Re
     left = list(method.coefficients)
     while left:
         steps, left = left[:2], left[2:]
-        kernels, polynomial, rest = _polynomial(x, squares, steps, scale, is_tall)
+        is_whole = len(method.coefficients) <= FEW_STEPS
+        kernels, polynomial, rest = _polynomial(x, squares, steps, scale, is_tall, is_whole)
         yield from kernels
         out, factors = other if left else stack, (x, polynomial) if is_tall else (polynomial, x)
         yield _product(
@@ -109,9 +114,10 @@ def _kernels(stack: Tensor, memory: Tensor, method: NewtonSchulz) -> Iterator[Re
 
 
 def _polynomial(
-    x: Tensor, squares: Sequence[Tensor], steps: Sequence[Triple], scale: float, is_tall: bool
+    x: Tensor, squares: Sequence[Tensor], steps: Sequence[Triple], scale: float, is_tall: bool, is_whole: bool
 ) -> tuple[list[Ready], Tensor, float]:
-    """One step or two: kernels, the polynomial that they compute, and the multiple of I that is not in it."""
+    """One step or two: kernels, the polynomial that they compute, and the multiple of I that is not in it.
+    ``is_whole``: that of two steps is computed without a mirror."""
     r, z, y, t = squares
     tiles, (a, b, c), *more = tiles_for(len(r[0])), *steps
     kernels = [_product(x, x, r, tiles, alpha=scale**-2, down=(is_tall, is_tall))]
@@ -123,7 +129,7 @@ def _polynomial(
         _product(r, y, t, tiles),
         _product(t, y, r, tiles),
         _product(r, r, t, tiles, added=r, alpha=c2, beta=b2),
-        _product(t, y, r, tiles, added=z, beta=a2),
+        _product(t, y, r, tiles, added=z, beta=a2, is_symmetric=not is_whole),
     ]
     return kernels, r, a * a2
 

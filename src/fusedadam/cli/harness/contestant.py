@@ -14,7 +14,7 @@ from fusedadam.cli.harness.shapes import Shape
 from fusedadam.cli.harness.timing import Timer, large_copy, parameters_with_gradients, waiting_for
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.engine.participant import arrays_of
-from fusedadam.formats import FORMATS
+from fusedadam.formats import FORMATS, compute_dtype
 
 Make = Callable[[list[torch.nn.Parameter]], Any]  # returns an object with step()
 
@@ -100,7 +100,10 @@ def bytes_moved(optimizer: FusedOptimizer) -> int:
             formats = optimizer.storage_of(group, param).formats
             deferred = [role for role, fmt in formats.items() if FORMATS[fmt].is_deferred]
             tensors = {**optimizer.state[param], "param": param, "grad": param.grad}
-            for stage in optimizer.rule.specialize(flags, param, deferred).stages:
+            specialized = optimizer.rule.specialize(flags, param, deferred)
+            if specialized.product is not None:  # its operand, and then its result
+                tensors[specialized.product.name] = param.to("meta", compute_dtype(param.dtype))
+            for stage in specialized.stages:
                 for role in (*stage.reads, *stage.writes) if stage.space == "element" else ():
                     moved += sum(tensors[name].nbytes for name in arrays_of(role, formats.get(role)))
     return moved
