@@ -109,18 +109,22 @@ def test_new_peers_are_made_as_their_packages_say(monkeypatch: pytest.MonkeyPatc
 
 
 def test_presets_are_measured_with_adamw_and_where_someone_asks() -> None:
-    exact, half, byte = contestants.PRESETS
-    assert contestants.presets("AdamW", "bfloat16", asked=False) == [exact, half, byte]
-    assert contestants.presets("AdamW", "float32", asked=False) == [half, byte], "exact is what float32 is anyway"
-    assert contestants.presets("AdamP", "bfloat16", asked=True) == [byte]
-    assert contestants.presets("AdamP", "bfloat16", asked=False) == []
-    assert contestants.presets("AdamW", "float64", asked=True) == []
+    presets, (exact, half, byte, offloaded) = contestants.presets, contestants.PRESETS
+    assert presets("AdamW", "bfloat16", False, "cpu") == [exact, half, byte]
+    assert presets("AdamW", "bfloat16", False, "cuda") == [exact, half, byte, offloaded]
+    assert presets("AdamW", "float32", False, "cpu") == [half, byte], "exact is what float32 is anyway"
+    assert presets("AdamP", "bfloat16", True, "cuda") == [byte]
+    assert presets("AdamP", "bfloat16", False, "cuda") == []
+    assert presets("AdamW", "float64", True, "cuda") == []
 
 
+@pytest.mark.filterwarnings("ignore:fusedadam. offload=True does nothing")
 @pytest.mark.parametrize("by", contestants.PRESETS)
 def test_a_preset_is_our_optimizer_with_storage(by: str) -> None:
     params = parameters_with_gradients([(64, 64)], "cpu", torch.bfloat16)
     for name, entry in CATALOG.items():
         made = contestants.make(name, by, params)
         assert type(made) is entry.cls
-        assert made.param_groups[0]["storage"] == by.removeprefix("fusedadam-")
+        stored, _, offloaded = by.removeprefix("fusedadam-").partition("-")
+        assert made.param_groups[0]["storage"] == stored
+        assert made.param_groups[0]["offload"] is bool(offloaded)

@@ -18,7 +18,10 @@ from fusedadam.peer import PLAIN, Peer
 
 OURS = "fusedadam"
 # Ours with ``storage=``, by what the parameters are in: where a preset changes nothing, or is refused, it is left out.
+# The last one also keeps its states in host memory, which only a GPU's kernels read.
+OFFLOADED = " offloaded"
 PRESETS = {f"{OURS}-{preset}": preset for preset in storage.PRESETS}
+PRESETS[f"{OURS}-8bit-offloaded"] = f"8bit{OFFLOADED}"
 PRESETS_BY_DTYPE = {
     "bfloat16": ("exact", "16bit", "8bit"), "float32": ("16bit", "8bit"), "float16": ("16bit", "8bit"), "float64": (),
 }  # fmt: skip
@@ -28,6 +31,7 @@ NOTES = {
     f"{OURS}-exact": "bfloat16 weights with 16 low bits, float32 states: exactly float32",
     f"{OURS}-16bit": "bfloat16 weights with 16 low bits; bfloat16 moments, rounded stochastically",
     BYTE: "bfloat16 weights with 8 low bits; 8-bit moments in blocks of 32; both rounded stochastically",
+    f"{BYTE}-offloaded": f"as {BYTE}, with low bits and moments in host memory: the bus decides its time",
 }
 COMPILES = "compiles for minutes, so only on request (--peers all, or by name)"
 Params = list[torch.nn.Parameter]
@@ -60,17 +64,24 @@ def make(optimizer: str, by: str, params: Params, options: Mapping[str, Any] | N
     usual = CATALOG[optimizer].usual if optimizer in CATALOG else {}
     options = usual if options is None else options
     if by == OURS or by in PRESETS:  # in a group, since the arguments of another author's class may lack storage
-        group = {"params": params, "storage": PRESETS.get(by)}
+        stored, offloaded, _ = PRESETS.get(by, "").partition(OFFLOADED)
+        group = {"params": params, "storage": stored or None, "offload": bool(offloaded)}
         return optimizer_class(optimizer)([group], **options)
     if ":" in by:
         return Peer(by, by).make(params, **options)
     return next(peer for peer in peers_of(optimizer) if peer.name == by).make(params, **options)
 
 
-def presets(optimizer: str, dtype: str, asked: bool) -> list[str]:
+def presets(optimizer: str, dtype: str, asked: bool, device: str) -> list[str]:
     """Ours with ``storage=``: every preset for AdamW, for others "8bit" where it is ``asked`` for."""
-    wanted = PRESETS.values() if optimizer == "AdamW" else ("8bit",) if asked else ()
-    return [by for by, preset in PRESETS.items() if preset in wanted and preset in PRESETS_BY_DTYPE[dtype]]
+    wanted = PRESETS_BY_DTYPE[dtype] if optimizer == "AdamW" else ("8bit",) if asked else ()
+    if device == "cuda" and optimizer == "AdamW" and "8bit" in wanted:
+        wanted = (f"8bit{OFFLOADED}", *wanted)
+    return [
+        by
+        for by, preset in PRESETS.items()
+        if preset in wanted and preset.partition(OFFLOADED)[0] in PRESETS_BY_DTYPE[dtype]
+    ]
 
 
 @dataclass(frozen=True)

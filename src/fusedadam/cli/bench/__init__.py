@@ -142,14 +142,15 @@ def _makes(options: argparse.Namespace, found: Report) -> dict[tuple[str, str], 
     """For each optimizer and dtype ours, with presets of ``storage=``, and its peers; --quick takes one of each."""
     makes: dict[tuple[str, str], dict[str, Make]] = {}
     for name in options.optimizers:
-        peers, absent = contestants.choose(name, options.device.partition(":")[0], options.peers)
+        device = options.device.partition(":")[0]
+        peers, absent = contestants.choose(name, device, options.peers)
         found.absent += absent
         peers = peers[:1] if options.quick and options.peers is None else peers
         peers += [by for optimizer, by in options.add_peer if optimizer == name]
         low_memory = {peer.name for peer in contestants.peers_of(name) if peer.low_memory}
         for dtype in options.dtypes:
-            presets = contestants.presets(name, dtype, options.asked or not low_memory.isdisjoint(peers))
-            presets = presets[-1:] if options.quick else presets
+            presets = contestants.presets(name, dtype, options.asked or not low_memory.isdisjoint(peers), device)
+            presets = [by for by in presets if by == contestants.BYTE] if options.quick else presets
             implementations = (contestants.OURS, *presets, *peers)
             makes[name, dtype] = {by: functools.partial(contestants.make, name, by) for by in implementations}
     return makes

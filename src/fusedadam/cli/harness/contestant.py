@@ -69,6 +69,8 @@ class Contestant:
         self.copy = Timer(copy, self.device, self.seconds / 4)
         ours = isinstance(self.optimizer, FusedOptimizer)
         moved = bytes_moved(self.optimizer) if ours else getattr(self.optimizer, "bytes_moved", None)
+        if ours and any(group.get("offload") for group in self.optimizer.param_groups):
+            moved = None  # most of it over the bus, which copies on the device say nothing about
         return First(ms, moved, state_bytes(self.optimizer, self.params), added)
 
     def turn(self) -> Turn:
