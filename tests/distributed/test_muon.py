@@ -24,7 +24,7 @@ from fusedadam.ops import orthogonalized, sqrt, sum_last
 from fusedadam.rules import orthogonal
 from fusedadam.rules.orthogonal import Matrices, matrices_of
 from tests.distributed.collectives import Collectives
-from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter
+from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter, whole
 from tests.distributed.reference import STEPS
 from tests.distributed.world import on
 from tests.support import BF16, F16, F32, F64
@@ -196,9 +196,29 @@ def test_groups_with_other_methods_and_adamw():
 
 @on("two")
 def test_tritons_kernels():
-    """Interpreted. They round what they get, and what they return, as processes do that send it."""
+    """Interpreted. The same bits for every placement; those of one process but for what is rounded on its way, in
+    float16."""
     pytest.importorskip("triton")
-    compare([(12, 16), (20, 8), (5, 7), (12, 16)], placed(mesh_of(2), [S0], [S1]), steps=2, backend="triton")
+    start = draw([(12, 16), (20, 8), (5, 7), (12, 16)], 0)
+    ways = [[parameter(v, mesh_of(2), way) for v in start] for way in (S0, S1)]
+    ways.append([torch.nn.Parameter(v.clone()) for v in start])
+    for params in ways:
+        opt = make(params, backend="triton")
+        for step in range(2):
+            for p, g in zip(params, draw([v.shape for v in start], 1 + step), strict=True):
+                p.grad = divided_like(g, p)
+            opt.step()
+    for value, p, q, alone in zip(start, *ways, strict=True):
+        assert torch.equal(whole(p), whole(q))
+        assert (whole(p) - whole(alone)).norm() < 0.02 * (whole(alone) - value).norm()
+
+
+@on("one")
+def test_a_mesh_of_one_process_sends_nothing():
+    compare([(6, 8), (3, 4, 5)], placed(mesh_of(1), [S0], [S1]))
+    collectives, sent = counted([(6, 8), (3, 4, 5)], mesh_of(1), [S0])
+    assert collectives == []
+    assert set(sent) == {None}
 
 
 # --- what is not everywhere -------------------------------------------------------------------------------------------

@@ -13,9 +13,7 @@ are not shrunk. Later steps make up for it, so it is computed whole where few fo
 they can be: they would hide the low bits of what they are added to. More than two steps on R alone would add up its
 rounding errors, and may overflow.
 
-Operands and results are rounded to float16, as processes send them to each other: so a matrix has the same bits whether
-it is sharded or not. A normalized matrix has small elements, and squares of them lose bits below float16's range; so X
-begins as a multiple.
+A normalized matrix has small elements, and squares of them lose bits below float16's range; so X begins as a multiple.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ def scratch(matrix: Matrices, dtype: torch.dtype, device: torch.device) -> int |
     if not multiplies(dtype, device):
         return None
     narrow = min(matrix.rows, matrix.columns)
-    return (8 + 4) * PARTS + 2 * (2 * _extent(matrix.rows, matrix.columns) + SQUARES * _extent(narrow, narrow))
+    return 8 * PARTS + 2 * (2 * _extent(matrix.rows, matrix.columns) + SQUARES * _extent(narrow, narrow))
 
 
 def orthogonalize(table: LaunchTable, stack: Tensor, memory: Tensor) -> RunStage:
@@ -94,11 +92,10 @@ def _kernels(stack: Tensor, memory: Tensor, method: NewtonSchulz) -> Iterator[Re
     count, rows, columns = stack.shape
     narrow, is_tall = min(rows, columns), rows > columns
     sums = memory[: 8 * PARTS * count].view(torch.float64)
-    largest = memory[8 * PARTS * count : 12 * PARTS * count].view(torch.float32)
-    halves = memory[12 * PARTS * count :].view(torch.float16)
+    halves = memory[8 * PARTS * count :].view(torch.float16)
     x, other, *squares = _carved(halves, count, [(rows, columns)] * 2 + [(narrow, narrow)] * SQUARES)
     scale = 2.0 ** round(math.log2(math.sqrt(rows * columns) / 16)) if method.coefficients else 1.0
-    yield from _normalized(stack, largest, sums, x if method.coefficients else stack, scale, method.eps)
+    yield from _normalized(stack, sums, x if method.coefficients else stack, scale, method.eps)
     left = list(method.coefficients)
     while left:
         steps, left = left[:2], left[2:]
@@ -159,16 +156,15 @@ def _product(
     return Ready(out.device, products.product, (programs * count, 1, 1), arguments, warps, num_stages=stages)
 
 
-def _normalized(stack: Tensor, largest: Tensor, sums: Tensor, out: Tensor, scale: float, eps: float) -> Iterator[Ready]:
-    """The norm of each narrowed matrix, and the matrices divided by theirs."""
+def _normalized(stack: Tensor, sums: Tensor, out: Tensor, scale: float, eps: float) -> Iterator[Ready]:
+    """The norm of each matrix, and the matrices divided by theirs."""
     (count, rows, columns), elements = stack.shape, stack[0].numel()
     part = -(-elements // (PARTS * PART)) * PART
     parts = -(-elements // part)
-    cut = elements, part, parts, PART
-    yield Ready(stack.device, products.maxima, (count * parts, 1, 1), (stack, largest, *cut), 8)
-    yield Ready(stack.device, products.squares, (count * parts, 1, 1), (stack, largest, sums, *cut, PARTS), 8)
+    measured = (stack, sums, elements, part, parts, PART)
+    yield Ready(stack.device, products.squares, (count * parts, 1, 1), measured, 8)
     across, down = -(-columns // NORMALIZED[1]), -(-rows // NORMALIZED[0])
-    arguments = (stack, largest, sums, out, rows, columns, *out.stride()[:2], parts, scale, eps, PARTS, *NORMALIZED)
+    arguments = (stack, sums, out, rows, columns, *out.stride()[:2], parts, scale, eps, PARTS, *NORMALIZED)
     yield Ready(stack.device, products.normalize, (count * across * down, 1, 1), arguments, 8)
 
 

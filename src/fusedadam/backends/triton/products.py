@@ -9,13 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fusedadam.rules import orthogonal
-
-LARGEST_EXPONENT = tl.constexpr(orthogonal.LARGEST_EXPONENT)
-MOST_SHIFTED = tl.constexpr(orthogonal.MOST_SHIFTED)
-MANTISSA_BITS = tl.constexpr(orthogonal.MANTISSA_BITS)
-ROUNDED_UP = tl.constexpr(orthogonal.ROUNDED_UP)
-
 
 @triton.jit
 def below_diagonal(p):
@@ -40,8 +33,7 @@ def product(
     SYMMETRIC: tl.constexpr, ADDS: tl.constexpr, HAS_SECOND: tl.constexpr, BY_ADDRESS: tl.constexpr,
     A_DOWN: tl.constexpr, B_DOWN: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """out = alpha a b + beta added, and second = out + gamma I before it is rounded; of each matrix of a stack. ``out``
-    is rounded to float16 even if it is wider: that is what processes send each other of a sharded matrix.
+    """out = alpha a b + beta added, and second = out + gamma I before it is rounded; of each matrix of a stack.
 
     Terms are added along the rows of ``a`` and ``b``, or down their columns with ``A_DOWN`` and ``B_DOWN``.
     ``SYMMETRIC``: tiles above the diagonal are written as mirrors of those below. ``BY_ADDRESS``: ``out`` is an
@@ -71,9 +63,9 @@ def product(
     if BY_ADDRESS:
         row = batch.to(tl.int64) * rows + i * TILE + x
         live = (i * TILE + x < rows) & (j * TILE + y < columns)
-        tl.store(out + row * columns + j * TILE + y, result.to(tl.float16).to(tl.float32), mask=live)
+        tl.store(out + row * columns + j * TILE + y, result, mask=live)
     else:
-        store(out, result.to(tl.float16).to(out.dtype), batch, i, j, SYMMETRIC, TILE)
+        store(out, result.to(out.dtype), batch, i, j, SYMMETRIC, TILE)
     if HAS_SECOND:
         if i == j:
             result += tl.where(x == y, gamma, 0.0)
@@ -90,61 +82,34 @@ def store(out, tile, batch, i, j, SYMMETRIC: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "chunk", "parts"])
-def maxima(matrices, largest, count, chunk, parts, BLOCK: tl.constexpr):
-    """The largest absolute values of the ``parts`` of each matrix, of ``count`` elements."""
+def squares(matrices, sums, count, chunk, parts, BLOCK: tl.constexpr):
+    """The sums of squares of the ``parts`` of each matrix, in float64, whose range is large enough. ``count``: the
+    elements of a matrix."""
     matrix, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    begin, end = part.to(tl.int64) * chunk, tl.minimum((part + 1).to(tl.int64) * chunk, count)
-    found = tl.zeros((BLOCK,), tl.float32)
-    for first in range(begin, end, BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        value = tl.load(matrices + matrix.to(tl.int64) * count + k, mask=k < end, other=0)
-        found = tl.maximum(found, tl.abs(value))
-    tl.store(largest + tl.program_id(0), tl.max(found))
-
-
-@triton.jit
-def factor_of(largest, matrix, parts, PARTS: tl.constexpr):
-    """The power of two by which ``orthogonal.narrowed`` multiplies a matrix."""
-    part = tl.arange(0, PARTS)
-    found = tl.max(tl.load(largest + matrix * parts + part, mask=part < parts, other=0))
-    shift = LARGEST_EXPONENT - ((found.to(tl.int32, bitcast=True) + ROUNDED_UP) >> MANTISSA_BITS)
-    shift = tl.minimum(tl.maximum(shift, -MOST_SHIFTED), MOST_SHIFTED)
-    return ((shift + 127) << MANTISSA_BITS).to(tl.float32, bitcast=True)
-
-
-@triton.jit(do_not_specialize=["count", "chunk", "parts"])
-def squares(matrices, largest, sums, count, chunk, parts, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """The sums of squares of the ``parts`` of each narrowed matrix, in float64, whose range is large enough."""
-    matrix, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    factor = factor_of(largest, matrix, parts, PARTS)
     begin, end = part.to(tl.int64) * chunk, tl.minimum((part + 1).to(tl.int64) * chunk, count)
     found = tl.zeros((BLOCK,), tl.float64)
     for first in range(begin, end, BLOCK):
         k = first + tl.arange(0, BLOCK)
-        value = tl.load(matrices + matrix.to(tl.int64) * count + k, mask=k < end, other=0)
-        value = (value * factor).to(tl.float16).to(tl.float64)
+        value = tl.load(matrices + matrix.to(tl.int64) * count + k, mask=k < end, other=0).to(tl.float64)
         found += value * value
     tl.store(sums + tl.program_id(0), tl.sum(found))
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "extent", "stride", "parts"])
 def normalize(
-    matrices, largest, sums, out, rows, columns, extent, stride, parts, scale, eps,
+    matrices, sums, out, rows, columns, extent, stride, parts, scale, eps,
     PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = scale matrix / max(norm, eps), of narrowed matrices. ``extent``, ``stride``: elements of ``out`` from one
-    matrix, or row, to the next."""
+    """out = scale matrix / max(norm, eps). ``extent``, ``stride``: elements of ``out`` from one matrix, or row, to the
+    next."""
     across = tl.cdiv(columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
     matrix, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     part = tl.arange(0, PARTS)
-    factor = factor_of(largest, matrix, parts, PARTS)
     norm = tl.sqrt(tl.sum(tl.load(sums + matrix * parts + part, mask=part < parts, other=0)))
-    least = eps * factor.to(tl.float64)
-    to_norm = scale / tl.where(norm < least, least, norm)
+    factor = scale / tl.where(norm < eps, eps, norm)
     row = tile // across * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     column = tile % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     live = (row < rows) & (column < columns)
-    value = tl.load(matrices + (matrix * rows + row) * columns + column, mask=live)
-    value = ((value * factor).to(tl.float16).to(tl.float64) * to_norm).to(tl.float32).to(tl.float16)
-    tl.store(out + matrix * extent + row * stride + column, value.to(out.dtype.element_ty), mask=live)
+    value = tl.load(matrices + (matrix * rows + row) * columns + column, mask=live).to(tl.float64) * factor
+    tl.store(out + matrix * extent + row * stride + column, value.to(tl.float32).to(out.dtype.element_ty), mask=live)
