@@ -244,3 +244,19 @@ def test_a_small_state_cannot_begin_as_a_copy_of_the_parameter():
             rule = only_a_number
             states = {"whole": State(initial="param")}
             options = OPTIONS
+
+
+@rule(scalars=scalars)
+def by_the_matrix(param: Value, grad: Value, *, lr: Scalar) -> Values:
+    param = param - lr * grad / sum_second_last(sum_last(grad * grad))
+    return param
+
+
+@pytest.mark.parametrize("place", available(), ids=str)
+def test_rows_that_are_only_added_up(place):
+    """Their visit has nothing to compute; its kernel was a syntax error."""
+    case = Case(by_the_matrix, {}, {"lr": 0.25})
+    roles = draw(case, SMALL, [F64])
+    sizes = [own["grad"].square().sum((-2, -1), keepdim=True) for own in roles]
+    expected = [{"param": own["param"] - 0.25 * own["grad"] / n} for own, n in zip(roles, sizes, strict=True)]
+    close(apply(case, roles, place), expected, 1e-12)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fusedadam import OPTIONS, FusedOptimizer, RowValue, Scalar, State, Value, Values, rule
+from fusedadam.ops import orthogonalized, sum_last
 from fusedadam.optimizers.muon import Muon
 from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of, orthogonalize
 from tests.support import BF16, F32, F64
@@ -38,6 +40,34 @@ def train(optimizer, steps=4, scale=1.0):
                 p.grad = (torch.randn(p.shape, generator=generator, dtype=F64) * scale).to(p.dtype)
         optimizer.step()
     return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+
+def test_a_convolution_is_refused_by_a_rule_with_other_rows():
+    def scalars(lr):
+        return {"lr": lr}
+
+    @rule(scalars=scalars)
+    def by_row(param: Value, grad: Value, row: RowValue, *, lr: Scalar) -> Values:
+        update = orthogonalized(grad)
+        row = row + sum_last(update * update)
+        param = param - lr * update / row
+        return param, row
+
+    class ByRow(FusedOptimizer):
+        rule, states, options = by_row, {"row": State()}, OPTIONS
+
+        def __init__(self, params, lr=0.1, **common):
+            super().__init__(params, lr=lr, **common)
+
+    for shape in ((4, 6), (2, 4, 6)):
+        train(ByRow(parameters(shapes=[shape])), steps=1)
+    param = parameters(shapes=[(8, 4, 3, 3)])
+    before = param[0].detach().clone()
+    with pytest.raises(
+        ValueError, match=r"shape \(8, 4, 3, 3\): orthogonalized\(\) sees 8 rows.*flatten all dimensions"
+    ):
+        train(ByRow(param), steps=1)
+    assert torch.equal(param[0], before)
 
 
 @BACKENDS

@@ -58,6 +58,11 @@ class Stage:
         return ", ".join(names) + "," * (len(names) == 1)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to visit: its matrix sums add up what is there already."""
+        return not (self.writes or self.sums)
+
+    @property
     def arrays(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 

@@ -36,13 +36,16 @@ BATCHES = 16  # into which a thread's share of the chunks is divided, if all thr
 
 
 def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], None]]:
-    if any(_key(table, stage, scaled=False) not in _texts for stage in table.specialized.stages):
+    visited = [stage for stage in table.specialized.stages if not stage.is_empty]
+    if any(_key(table, stage, scaled=False) not in _texts for stage in visited):
         codegen.compile_missing(((f"numba_{title}", text) for title, text in _sources(table)), made_for())
     return {stage.position: _prepare_stage(table, stage) for stage in table.specialized.stages}
 
 
 def _prepare_stage(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], None]:
-    runs = [_tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage)]
+    runs = []
+    if not stage.is_empty:
+        runs.append(_tensor_stage(table, stage) if stage.space == "tensor" else _array_stage(table, stage))
     for source in _sums_source(table, stage):
         arguments = np.array([table.words.ctypes.data, len(table)], dtype=np.int64)
         runs.append(_call(_compile(*source), arguments, table.words))
@@ -128,7 +131,8 @@ def _ready(function: int, arguments: np.ndarray[Any, Any]) -> Callable[[int], No
 def _sources(table: LaunchTable) -> Iterator[tuple[str, str]]:
     """Titles and texts of all kernels but the trampoline and those for scaled gradients."""
     for stage in table.specialized.stages:
-        yield _stage_source(table, stage, scaled=False)
+        if not stage.is_empty:
+            yield _stage_source(table, stage, scaled=False)
         yield from _sums_source(table, stage)
 
 

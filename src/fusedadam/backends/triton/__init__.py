@@ -110,6 +110,8 @@ def prepare(table: LaunchTable) -> dict[Position, Callable[[Sequence[Roles]], No
 
 def _stage(table: LaunchTable, stage: Stage, chunks: Chunks) -> Iterator[AmpKernel]:
     """The launches of a stage: one, unless tensors are visited in several ways."""
+    if stage.is_empty:
+        return
     if stage.space == "tensor":
         nothing = torch.zeros(-(-len(table) // TENSORS), dtype=torch.int64, device=table.device)
         visits: Iterable[Visit] = [((nothing, nothing), (TENSORS,), 4)]
