@@ -234,6 +234,22 @@ def test_convolutions_over_one_dimension_or_in_groups_are_not_for_muon():
     assert muons(model)[0] == ["0.weight", "3.weight"]
 
 
+def test_names_are_read_word_by_word():
+    """ "head" in "multihead_attn" took all cross-attention from Muon."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pos, self.rel_pos, self.cls_token = (nn.Parameter(torch.zeros(3, 4)) for _ in range(3))
+            self.decoder = nn.TransformerDecoderLayer(4, 2, 8)
+            self.token_mixing, self.decomposition, self.lm_head = (nn.Linear(4, 4) for _ in range(3))
+            self.final = nn.Linear(4, 2)
+
+    chosen, others = muons(Model())
+    assert {"decoder.multihead_attn.in_proj_weight", "token_mixing.weight", "decomposition.weight"} < {*chosen}
+    assert {"pos", "rel_pos", "cls_token", "lm_head.weight", "final.weight"} < {*others}
+
+
 def test_muon_takes_its_groups_and_weight_decay_goes_by_the_same_words():
     groups = param_groups(Transformer(), 0.1, optimizer="muon")
     assert [(group["use_muon"], group["weight_decay"]) for group in groups] == [(True, 0.1), (False, 0.1), (False, 0.0)]

@@ -12,15 +12,10 @@ from fusedadam.rules.orthogonal import matrices_of
 
 __all__ = ["param_groups"]
 
-NOT_HIDDEN = (
-    "embed",
-    "position",
-    "token",
-    "head",
-    "classifier",
-    "norm",
-    "bias",
-)  # words in the names of weights that are not for Muon
+# Words in the names of weights that are not for Muon: anywhere; as a part, between dots and underscores; at the end of
+# the parameter's own name
+ANYWHERE, AS_A_PART = ("embed", "norm", "bias"), ("head", "heads", "classifier")
+AT_THE_END = ("pos", "position", "positions", "token", "tokens", "wpe", "wte")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 VECTORS = "1d"  # a word of no_decay that is a rule: Conv1d's matrices have it in the name of their class
@@ -161,11 +156,22 @@ def _for_muon(model: nn.Module, places: Sequence[_Place]) -> set[nn.Parameter]:
         place.param
         for place in matrices
         if place.param not in not_hidden
-        and not any(word in place.name.lower() for word in NOT_HIDDEN)
+        and not _is_named_otherwise(place.name.lower())
         and min(matrices_of(place.param.shape)[1:]) > 1
         and "norm" not in type(place.module).__name__.lower()
         and not (isinstance(place.module, CONVOLUTIONS) and (place.param.dim() == 3 or place.module.groups > 1))
     }
+
+
+def _is_named_otherwise(name: str) -> bool:
+    """Whether a name says that a weight is no matrix of a hidden layer: ``lm_head``, but not ``multihead_attn``."""
+    path = name.split(".")
+    own = path[-1] if path[-1] not in ("weight", "original", "original0", "original1") else path[-2] if path[1:] else ""
+    return (
+        any(word in name for word in ANYWHERE)
+        or any(word in part.split("_") for part in path for word in AS_A_PART)
+        or own.split("_")[-1] in AT_THE_END
+    )
 
 
 def _tell(groups: Sequence[dict[str, Any]]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
-from fusedadam import OPTIONS, FusedOptimizer, RowValue, Scalar, State, Value, Values, rule
+from fusedadam import OPTIONS, SGD, FusedOptimizer, RowValue, Scalar, State, Value, Values, rule
 from fusedadam.ops import orthogonalized, sum_last
 from fusedadam.optimizers.muon import Muon
 from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of, orthogonalize
@@ -167,8 +169,8 @@ def test_groups_have_the_defaults_of_their_branch():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ns_steps": 100}, "ns_steps=100 is out of range"),
-        ({"ns_steps": -1}, "ns_steps=-1 is out of range"),
+        ({"ns_steps": 100}, "ns_steps=100 must be an int from 0 to 99"),
+        ({"ns_steps": -1}, "ns_steps=-1 must be an int from 0 to 99"),
         ({"ns_coefficients": (1.0, 2.0)}, "not three numbers"),
         ({"ns_coefficients": "none"}, "ns_coefficients='none' is unknown"),
         ({"adjust_lr_fn": "other"}, "adjust_lr_fn='other' is unknown"),
@@ -190,3 +192,54 @@ def test_singular_values_end_near_1(name, low, high):
     assert values.max() < high
     assert {*NAMED} == {"keller", "you", "polar-express"}
     assert coefficients_of("you", 7)[-3:] == (NAMED["you"][-1],) * 3
+
+
+def test_vectors_are_refused_whenever_they_come():
+    """The check was made when a group was added, and AdamW took them later."""
+    vector = torch.nn.Parameter(torch.ones(3))
+    vector.grad = torch.ones(3)
+    optimizer = Muon([{"params": [vector], "use_muon": False}])
+    optimizer.param_groups[0]["use_muon"] = True
+    with pytest.raises(ValueError, match=r"shape \(3,\), and Muon takes matrices.*or write use_muon=None"):
+        optimizer.step()
+    assert torch.equal(vector, torch.ones(3))
+    assert not optimizer.state
+
+
+def test_a_group_is_the_callers_dict_and_has_the_defaults_of_its_branch_after_a_pickle_too():
+    def group():
+        return {"params": parameters(F32, SHAPES[:1]), "use_muon": True}
+
+    mine = group()
+    optimizer = pickle.loads(pickle.dumps(Muon([mine])))
+    optimizer.add_param_group(group())
+    assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.02]
+    optimizer = Muon([mine])
+    mine["lr"] = 0.5
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    refused = {**group(), "ns_steps": -1}
+    before = [*refused]
+    with pytest.raises(ValueError, match="ns_steps"):
+        optimizer.add_param_group(refused)
+    assert [*refused] == before
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_zeros_stay_zeros_whatever_eps(dtype):
+    param = torch.nn.Parameter(torch.ones(4, 6, dtype=dtype))
+    param.grad = torch.zeros_like(param)
+    Muon([param], eps=0.0, weight_decay=0.0).step()
+    assert torch.equal(param, torch.ones_like(param))
+
+
+def test_buffers_of_sgd_are_refused_and_muons_by_sgd():
+    """Of the same name, and ten times as large."""
+    for cls in (torch.optim.SGD, SGD):
+        saved = cls(parameters(F32, SHAPES[:1]), lr=0.1, momentum=0.9)
+        train(saved, steps=1)
+        with pytest.raises(ValueError, match="options of another optimizer than Muon"):
+            Muon(parameters(F32, SHAPES[:1])).load_state_dict(saved.state_dict())
+    saved = Muon(parameters(F32, SHAPES[:1]))
+    train(saved, steps=1)
+    with pytest.raises(ValueError, match="options of another optimizer than SGD"):
+        SGD(parameters(F32, SHAPES[:1]), lr=0.1, momentum=0.9).load_state_dict(saved.state_dict())

@@ -63,6 +63,7 @@ class FusedOptimizer(Reports):
     takes_complex: ClassVar[bool] = False
     kept: ClassVar[tuple[str, ...]] = ("backend", "storage", "offload")  # options that no state dict changes
     step_if_uncounted: ClassVar[float | None] = None
+    check_param: ClassVar[Any] = staticmethod(lambda group, param: None)  # refuses one, whenever a plan is made
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _copies: Copies  # the states that still follow their parameters
@@ -157,7 +158,7 @@ class FusedOptimizer(Reports):
         self._stepper.check_flat_sums(self.param_groups, params)
         for param in params:
             if not is_lazy(param):  # a lazy one has no shape yet, and is checked when it has a gradient
-                refusals.check_complex(type(self), group, param)
+                refusals.check_param(type(self), group, param)
                 checks.written("param", param, checks.dtypes_like(param))
                 self.storage_of(group, param)
             if group.get("backend") is not None:

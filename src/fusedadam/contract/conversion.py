@@ -170,8 +170,10 @@ def check_options(given: Mapping[str, Any], options: Mapping[str, Any], fixed: M
     both_rmsprop = "alpha" in given and "alpha" in options  # torch's and TensorFlow's, with states of the same names
     is_lamb, we_are_lamb = (any(name in those for name in LAMBS) for those in (given, options))
     both_lamb = is_lamb and we_are_lamb  # the paper's and torch_npu's, which says nothing about bias correction
+    sgd_and_muon = ("dampening" in given and "ns_steps" in options) or ("ns_steps" in given and "dampening" in options)
     if (
         is_of_bert
+        or sgd_and_muon  # whose buffers have the same name, and other sizes
         or is_lamb != we_are_lamb
         or (both_rmsprop and ("lr_in_momentum" in given) != ("lr_in_momentum" in options))
         or (both_lamb and ("bias_correction" in given) != ("bias_correction" in options))

@@ -36,10 +36,15 @@ FOR_REALS = {
 }
 
 
-def check_complex(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> None:
-    """Refuses a complex parameter where the optimizer or one of its group's options is not defined for it."""
-    if not param.is_complex():
-        return
+def check_param(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> None:
+    """Refuses a parameter that cannot be in its group, as its options are now."""
+    if param.is_complex():
+        _check_complex(optimizer, group, param)
+    optimizer.check_param(group, param)
+
+
+def _check_complex(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> None:
+    """Where the optimizer or one of its group's options is not defined for complex numbers."""
     dtype = names([param.dtype])
     if not optimizer.takes_complex:
         raise RuntimeError(

@@ -215,7 +215,7 @@ class Stepper:
             group, grad = targets.groups[k], param.grad
             if grad is None and not is_dtensor(param):
                 continue
-            refusals.check_complex(self._optimizer, group, param)  # options may have changed
+            refusals.check_param(self._optimizer, group, param)  # options may have changed
             chosen = dict(zip(self._optimizer._flags, flags[k], strict=True))
             specialized = rule.specialize(chosen, param, (), norms)
             if grad is None and not wrappers.is_waited_for(param, specialized):

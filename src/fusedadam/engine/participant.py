@@ -199,7 +199,7 @@ def _check(participants: Sequence[Participant]) -> None:
         if p.specialized.product is not None and p.specialized.is_factored and p.param.dim() > 3:
             raise ValueError(
                 f"a parameter has shape {tuple(p.param.shape)}: orthogonalized() sees {p.param.shape[0]} rows, and "
-                f"values by row or column of the rule {p.specialized.rule.name} others, of {p.param.shape[-1]} elements; "
+                f"values by row or column of {p.specialized.rule.name} see others, of {p.param.shape[-1]} elements; "
                 "flatten all dimensions but the first in the model, or leave the parameter out"
             )
         dtypes = checks.dtypes_like(p.param)

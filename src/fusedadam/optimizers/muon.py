@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from fusedadam import checks
 from fusedadam.contract.base import FusedOptimizer, Params
@@ -27,6 +26,7 @@ OF_KELLER: dict[bool, Group] = {
     False: {"lr": 3e-4, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10},
 }
 BETAS = (0.9, 0.95)  # for AdamW
+SMALLEST_NORM = 1e-30  # a matrix of zeros divided by it is one of zeros, whatever eps
 LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that a user has not given any
 
 
@@ -68,7 +68,8 @@ def _coefficients(name: str, value: Any) -> None:
         checks.one_of(name, value, NAMED)
     elif not isinstance(value, (tuple, list)) or len(value) != 3:
         raise ValueError(
-            f"{name}={value!r} are not three numbers; it must be (a, b, c), or one of {', '.join(map(repr, NAMED))}"
+            f"{name}={value!r} are not three numbers; it must be a tuple (a, b, c), or one of "
+            f"{', '.join(map(repr, NAMED))}"
         )
     else:
         for number in value:
@@ -77,12 +78,21 @@ def _coefficients(name: str, value: Any) -> None:
 
 def _steps(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_STEPS:
-        raise ValueError(f"{name}={value!r} is out of range; it must be a whole number from 0 to {LARGEST_STEPS}")
+        raise ValueError(f"{name}={value!r} must be an int from 0 to {LARGEST_STEPS}")
 
 
 def _adjustment(name: str, value: Any) -> None:
     if value is not None:
         checks.one_of(name, value, ADJUSTMENTS)
+
+
+def _refuse_vectors(group: Group, param: Tensor) -> None:
+    if group["use_muon"] and param.dim() < 2:
+        raise ValueError(
+            f"a parameter has shape {tuple(param.shape)}, and Muon takes matrices; put it into a group with "
+            "use_muon=False, as fusedadam.param_groups(model, optimizer='muon') does, or write use_muon=None, and "
+            "AdamW takes it"
+        )
 
 
 class Muon(FusedOptimizer):
@@ -146,6 +156,7 @@ class Muon(FusedOptimizer):
         "match_rms": lambda group: group["adjust_lr_fn"] == "match_rms_adamw",
         "use_muon": lambda group: group["use_muon"] is not False,
     }
+    check_param = staticmethod(_refuse_vectors)
     step_if_uncounted = 1.0  # torch's has no count, and matrices do not depend on it
 
     @takes(Common)
@@ -159,7 +170,7 @@ class Muon(FusedOptimizer):
     @classmethod
     def newton_schulz(cls, group: Group) -> NewtonSchulz:
         steps = coefficients_of(group["ns_coefficients"], int(group["ns_steps"]))
-        return NewtonSchulz(steps, float(group["eps"]))
+        return NewtonSchulz(steps, max(float(group["eps"]), SMALLEST_NORM))
 
     def add_param_group(self, param_group: Group) -> None:
         """As in torch.optim; a group that says ``use_muon`` has the defaults of its branch."""
@@ -170,15 +181,20 @@ class Muon(FusedOptimizer):
                 "weight_decay": self.defaults["weight_decay"] is not WEIGHT_DECAY,
             }
             own = {name: value for name, value in OF_KELLER[use_muon].items() if not (use_muon and given[name])}
-            param_group = {**own, **param_group}
-        super().add_param_group(param_group)
+            added = {name: value for name, value in own.items() if name not in param_group}
+        else:
+            added = {}
+        if isinstance(param_group, dict):
+            param_group.update(added)  # not a copy: as in torch, the group is the caller's dict
+        try:
+            super().add_param_group(param_group)
+        except BaseException:
+            for name in added:
+                param_group.pop(name, None)
+            raise
 
-    def _check_params(self, group: Group) -> None:
-        super()._check_params(group)
-        added = self.param_groups[-1]
-        for param in added["params"]:
-            if added["use_muon"] and not is_lazy(param) and param.dim() < 2:
-                raise ValueError(
-                    f"a parameter has shape {tuple(param.shape)}, and Muon takes matrices; put it into a group with "
-                    "use_muon=False, as fusedadam.param_groups(model, optimizer='muon') does, and AdamW takes it"
-                )
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for name, default in (("lr", LR), ("weight_decay", WEIGHT_DECAY)):  # a pickle has equal objects, not these
+            if type(self.defaults[name]) is float and self.defaults[name] == default:
+                self.defaults[name] = default

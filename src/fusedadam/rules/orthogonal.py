@@ -87,14 +87,14 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
     Norms are those of the narrowed matrices: the results do not depend on whether another process has narrowed them
     before, to send them.
 
-    In torch's matrix products, for any device. On a CPU, batches of small matrices are much faster, and large ones are
-    taken one by one: in both ways the bits of each do not depend on how many there are.
+    In torch's matrix products, for any device. On a CPU one by one: batches of small matrices are faster, but the bits
+    of each would depend on the others.
     """
     if stack.numel() == 0:
         return
     dtype = product_dtype(stack)
     compute = torch.promote_types(dtype, torch.float32)
-    one_by_one = stack.device.type == "cpu" and min(stack.shape[1:]) > SMALLEST_BLOCK
+    one_by_one = stack.device.type == "cpu"
     for part in stack.split(1) if one_by_one else (stack,):
         shifts = shifts_for(largest(part)) if dtype == torch.float16 else None
         narrow = narrowed(part, shifts, dtype)
