@@ -224,6 +224,12 @@ class _DistributedMuon(Muon):
         >>> optimizer.step()
     """
 
+    derived = Muon.derived | {  # it has no arguments for AdamW, which it never takes
+        "use_muon": lambda group: True,
+        "beta1": lambda group: BETAS[0],
+        "beta2": lambda group: BETAS[1],
+    }
+
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
         nesterov: bool = True, ns_coefficients: Sequence[float] = KELLER, eps: float = 1e-7, ns_steps: int = 5,
