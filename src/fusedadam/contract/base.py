@@ -63,7 +63,7 @@ class FusedOptimizer(Reports):
     takes_complex: ClassVar[bool] = False
     kept: ClassVar[tuple[str, ...]] = ("backend", "storage", "offload")  # options that no state dict changes
     step_if_uncounted: ClassVar[float | None] = None
-    check_param: ClassVar[Any] = staticmethod(lambda group, param: None)  # refuses one, whenever a plan is made
+    _check_param: ClassVar[Any] = staticmethod(lambda group, param: None)  # refuses one, whenever a plan is made
     _flags: ClassVar[tuple[str, ...]]  # of the rule, as far as a group decides them
     _is_under_zero = False  # a ZeroRedundancyOptimizer made it, and other processes have other parameters
     _copies: Copies  # the states that still follow their parameters

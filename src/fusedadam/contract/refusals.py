@@ -40,7 +40,7 @@ def check_param(optimizer: type[FusedOptimizer], group: Group, param: Tensor) ->
     """Refuses a parameter that cannot be in its group, as its options are now."""
     if param.is_complex():
         _check_complex(optimizer, group, param)
-    optimizer.check_param(group, param)
+    optimizer._check_param(group, param)
 
 
 def _check_complex(optimizer: type[FusedOptimizer], group: Group, param: Tensor) -> None:

@@ -156,7 +156,7 @@ class Muon(FusedOptimizer):
         "match_rms": lambda group: group["adjust_lr_fn"] == "match_rms_adamw",
         "use_muon": lambda group: group["use_muon"] is not False,
     }
-    check_param = staticmethod(_refuse_vectors)
+    _check_param = staticmethod(_refuse_vectors)
     step_if_uncounted = 1.0  # torch's has no count, and matrices do not depend on it
 
     @takes(Common)
