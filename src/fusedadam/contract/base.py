@@ -93,7 +93,7 @@ class FusedOptimizer(Reports):
         self._reset()
         # a set stays one: torch 2.15 warns that it has no order
         given: Any = params if isinstance(params, (Tensor, Mapping, set)) else list(params)
-        with _restored_on_error([g for g in given if isinstance(g, dict)]):
+        with restored_on_error([g for g in given if isinstance(g, dict)]):
             super().__init__(given, options)
         self._stepper.check_sums(self.param_groups, self._params())
         advice.warn_of_wide(self)
@@ -132,7 +132,7 @@ class FusedOptimizer(Reports):
         return storage.choose(cls, group, param, cls.specialized(group, param))
 
     def add_param_group(self, param_group: Group) -> None:
-        with _restored_on_error([param_group] if isinstance(param_group, dict) else []):
+        with restored_on_error([param_group] if isinstance(param_group, dict) else []):
             if isinstance(param_group, dict):
                 if "params" in param_group:
                     checks.iterable_of_parameters("params", param_group["params"])
@@ -336,7 +336,7 @@ class FusedOptimizer(Reports):
 
 
 @contextlib.contextmanager
-def _restored_on_error(groups: list[Group]) -> Iterator[None]:
+def restored_on_error(groups: list[Group]) -> Iterator[None]:
     """torch fills defaults into the caller's own dicts; on an error they are given back as they came."""
     before = [dict(group) for group in groups]
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.contract.base import FusedOptimizer, Params
+from fusedadam.contract.base import FusedOptimizer, Params, restored_on_error
 from fusedadam.contract.common_options import Common, Unpack, takes
 from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.optimizers.adamw import scalars_of_powers
@@ -26,7 +26,7 @@ OF_KELLER: dict[bool, Group] = {
     False: {"lr": 3e-4, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10},
 }
 BETAS = (0.9, 0.95)  # for AdamW
-SMALLEST_NORM = 1e-30  # a matrix of zeros divided by it is one of zeros, whatever eps
+SMALLEST_EPS = 1e-30  # a matrix of zeros divided by it is one of zeros, whatever eps
 LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that a user has not given any
 
 
@@ -170,28 +170,21 @@ class Muon(FusedOptimizer):
     @classmethod
     def newton_schulz(cls, group: Group) -> NewtonSchulz:
         steps = coefficients_of(group["ns_coefficients"], int(group["ns_steps"]))
-        return NewtonSchulz(steps, max(float(group["eps"]), SMALLEST_NORM))
+        return NewtonSchulz(steps, max(float(group["eps"]), SMALLEST_EPS))
 
     def add_param_group(self, param_group: Group) -> None:
         """As in torch.optim; a group that says ``use_muon`` has the defaults of its branch."""
         use_muon = param_group.get("use_muon") if isinstance(param_group, dict) else None
-        if isinstance(use_muon, bool):
-            given = {
-                "lr": self.defaults["lr"] is not LR,
-                "weight_decay": self.defaults["weight_decay"] is not WEIGHT_DECAY,
-            }
-            own = {name: value for name, value in OF_KELLER[use_muon].items() if not (use_muon and given[name])}
-            added = {name: value for name, value in own.items() if name not in param_group}
-        else:
-            added = {}
-        if isinstance(param_group, dict):
-            param_group.update(added)  # not a copy: as in torch, the group is the caller's dict
-        try:
+        with restored_on_error([param_group] if isinstance(param_group, dict) else []):
+            if isinstance(use_muon, bool):
+                given = {
+                    "lr": self.defaults["lr"] is not LR,
+                    "weight_decay": self.defaults["weight_decay"] is not WEIGHT_DECAY,
+                }
+                for name, value in OF_KELLER[use_muon].items():
+                    if not (use_muon and given[name]):
+                        param_group.setdefault(name, value)  # no copy: as in torch, the group is the caller's dict
             super().add_param_group(param_group)
-        except BaseException:
-            for name in added:
-                param_group.pop(name, None)
-            raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
