@@ -38,6 +38,7 @@ from fusedadam.rules import orthogonal
 COLUMNS = 8  # of the short rows
 TENSOR_PARALLEL = 8
 KINDS = ("column", "row", "none")
+WORDS = 128256  # of Llama 3
 HOP = 5e-6  # seconds for a few bytes from one device to another: assumed, not measured
 WORLDS = (8, 1000, 100_000)
 CHOICES: dict[str, tuple[type[FusedOptimizer], dict[str, Any]]] = {
@@ -58,12 +59,17 @@ class Weight(NamedTuple):
 
 def llama_8b() -> list[Weight]:
     """The shapes of Llama 3 8B: 8.03 billion in 291 tensors."""
-    width, inner, heads, words = 4096, 14336, 1024, 128256
+    width, inner, heads = 4096, 14336, 1024
     columns = [(width, width), (heads, width), (heads, width), (inner, width), (inner, width)]
     layer = [Weight(shape, "column") for shape in columns]
     layer += [Weight((width, width), "row"), Weight((width, inner), "row"), *(2 * [Weight((width,), "none")])]
-    ends = [Weight((words, width), "column"), Weight((words, width), "column"), Weight((width,), "none")]
+    ends = [Weight((WORDS, width), "column"), Weight((WORDS, width), "column"), Weight((width,), "none")]
     return 32 * layer + ends
+
+
+def hidden(weights: Sequence[Weight]) -> list[Weight]:
+    """The matrices of the layers, which Muon takes: not the embedding and the head."""
+    return [weight for weight in weights if len(weight.shape) == 2 and weight.shape[0] != WORDS]
 
 
 def llama_70b() -> list[Weight]:
@@ -270,7 +276,8 @@ def _of_world(weights: Sequence[Weight], devices: int) -> list[str]:
 
 def print_muon() -> None:
     rows = []
-    for model in (Matrices("Llama 3 70B", llama_70b(), 16), Matrices("Qwen3 30B-A3B", mixture(), 8)):
+    models = [Matrices("Llama 3 8B", hidden(llama_8b()), 16), Matrices("Llama 3 70B", llama_70b(), 16)]
+    for model in (*models, Matrices("Qwen3 30B-A3B", mixture(), 8)):
         for devices in (8, 64):
             with world(devices):
                 for layout in layouts(devices):
