@@ -11,7 +11,8 @@ A seed decides initial weights and batches, so runs of one seed differ by their 
 Training is chaotic: any difference grows until two runs are different draws. "exact, nudged" shows how much that is:
 it is the exact run, with one initial weight moved by one bit. Differences no larger than its own mean nothing.
 
-`--only exact,muon,muon8,torchs_muon` compares Muon with torch's and with AdamW, at the same learning rate.
+`--only exact,muon,muon8,torchs_muon` compares Muon with torch's and with AdamW, at the same learning rate. On a CPU the
+model has 0.87 million parameters (`--size`).
 
 Each finished run is one line of FILE; those in it are skipped, so pieces of the work can be done in any order.
 """
@@ -34,8 +35,7 @@ from typing import Any, NamedTuple
 
 import torch
 from training_model import (
-    FULL,
-    SMALL,
+    SIZES,
     TUNING_LR,
     Size,
     Training,
@@ -148,7 +148,7 @@ class Run(NamedTuple):
     seed: int
     beta2: float
     steps: int
-    small: bool
+    size: str
 
     @property
     def tuning_steps(self) -> int:
@@ -250,17 +250,18 @@ def report(found: Sequence[dict[str, Any]]) -> str:
     headers = ["", "loss", "minus exact", "each seed", "fine-tuned", "minus exact", "each seed", "movement kept"]
     headers += ["bytes per parameter", "ms per step"]
     tables = []
-    for small, steps, beta2 in sorted({(one["small"], one["steps"], one["beta2"]) for one in found}, reverse=True):
-        same = [one for one in found if (one["small"], one["steps"], one["beta2"]) == (small, steps, beta2)]
+    for size, steps, beta2 in sorted({(one["size"], one["steps"], one["beta2"]) for one in found}, reverse=True):
+        same = [one for one in found if (one["size"], one["steps"], one["beta2"]) == (size, steps, beta2)]
         rows = {(one["contestant"], one["seed"]): one for one in same}
         seeds = sorted({seed for _, seed in rows})
         shown = [name for name in CONTESTANTS if any(name == contestant for contestant, _ in rows)]
         cells = [headers, ["---"] + (len(headers) - 1) * ["---:"], *(row(name, rows, seeds) for name in shown)]
         lines = ["| " + " | ".join(line) + " |" for line in cells]
         where = " and ".join(sorted({f"{one['device']}, torch {one['torch']}" for one in same}))
-        size = "the small model" if small else "25M parameters"
         tuning = f"then {same[0]['tuning_steps']} of fine-tuning"
-        title = f"beta2 = {beta2}: {size}, {steps} steps, {tuning}, seeds {', '.join(map(str, seeds))} ({where})"
+        title = (
+            f"beta2 = {beta2}: the {size} model, {steps} steps, {tuning}, seeds {', '.join(map(str, seeds))} ({where})"
+        )
         tables.append(f"{title}\n\n" + "\n".join(lines))
     notes = (
         "Losses are means over the seeds, in nats per byte. Differences are to the exact run of the same seed: their "
@@ -279,14 +280,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--beta2", default=",".join(map(str, BETA2)))
     parser.add_argument("--steps", type=int, help="of training; fine-tuning takes a fifth of them in addition")
     parser.add_argument("--minutes", type=float, default=math.inf, help="starts no run that would take longer")
-    parser.add_argument("--small", action="store_true", help="a tiny model, for a CPU")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=device)
+    parser.add_argument(
+        "--size", choices=SIZES, help="25.7, 0.87 or 0.13 million parameters (default: full on a GPU, else middle)"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.action == "report":
         print(report(read(chosen.results)))
         return 0
 
-    names, size = [], SMALL if chosen.small else FULL
+    named = chosen.size or ("full" if chosen.device == "cuda" else "middle")
+    names, size = [], SIZES[named]
     for name in chosen.only.split(","):
         if name not in CONTESTANTS:
             parser.error(f"--only: {name!r} is none of {', '.join(CONTESTANTS)}")
@@ -296,14 +301,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             names.append(name)
     seeds, betas = map(int, chosen.seeds.split(",")), [float(beta2) for beta2 in chosen.beta2.split(",")]
     steps = chosen.steps or size.steps
-    runs = [Run(name, seed, beta2, steps, chosen.small) for seed in seeds for beta2 in betas for name in names]
+    runs = [Run(name, seed, beta2, steps, named) for seed in seeds for beta2 in betas for name in names]
     runs.sort(key=lambda run: run.contestant == "nudged")  # last, in case time runs short
     # cuBLAS reads it when it is first used; without it torch finds its products not deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     warnings.filterwarnings("ignore", "TF32 acceleration")  # of no concern where oneDNN is switched off
-    # without oneDNN: some virtual machines announce matrix instructions (AMX) for bfloat16, but do not have them
-    with torch.backends.mkldnn.flags(enabled=chosen.device == "cuda"):
-        perform_all(runs, size, chosen.device, chosen.results, chosen.minutes)
+    # some virtual machines announce matrix instructions (AMX) for bfloat16, but do not have them
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    perform_all(runs, size, chosen.device, chosen.results, chosen.minutes)
     return 0
 
 

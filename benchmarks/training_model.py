@@ -40,7 +40,9 @@ class Size(NamedTuple):
 
 
 FULL = Size(8, 512, 8, context=512, batch=16, steps=1500, warmup=100, text=32_000_000, validation=2**20)
+MIDDLE = Size(4, 128, 4, context=128, batch=16, steps=1000, warmup=50, text=16_000_000, validation=2**17)
 SMALL = Size(2, 64, 2, context=64, batch=8, steps=60, warmup=10, text=1_000_000, validation=2**14)
+SIZES = {"full": FULL, "middle": MIDDLE, "small": SMALL}
 
 
 def sources() -> Iterator[Path]:

@@ -187,7 +187,7 @@ def test_the_resnet_is_one() -> None:
 
 def test_trainings_that_are_done_are_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results"
-    chosen = ["--small", "--device", "cpu", "--only", "plain", "--beta2", "0.95", "--steps", "3"]
+    chosen = ["--size", "small", "--device", "cpu", "--only", "plain", "--beta2", "0.95", "--steps", "3"]
     command = [*chosen, "--results", str(results)]
     training.main([*command, "--seeds", "0"])
     training.main([*command, "--seeds", "0,1"])
@@ -214,16 +214,16 @@ def test_trainings_of_one_seed_start_alike() -> None:
 
 
 def test_every_matrix_of_the_language_model_can_have_8_bits() -> None:
-    for size, millions in ((training_model.FULL, 25.7), (training_model.SMALL, 0.13)):
+    for name, millions in (("full", 25.7), ("middle", 0.87), ("small", 0.13)):
         with torch.device("meta"):
-            params = list(training_model.Model(size).parameters())
+            params = list(training_model.Model(training_model.SIZES[name]).parameters())
         assert all(p.shape[-1] % 32 == 0 and p.numel() >= 4096 for p in params if p.dim() > 1)
         assert sum(p.numel() for p in params) / 1e6 == pytest.approx(millions, rel=0.05)
 
 
 def test_trainings_are_compared_with_the_exact_one_of_the_same_seed() -> None:
     def found(contestant: str, seed: int, loss: float, moved: float) -> dict[str, object]:
-        run = training.Run(contestant, seed, 0.95, 1500, False)._asdict()
+        run = training.Run(contestant, seed, 0.95, 1500, "full")._asdict()
         measured = {"tuning_steps": 300, "loss": loss, "tuned_loss": loss - 0.1, "moved": moved, "bytes": 12, "ms": 5}
         return run | measured | {"torch": "2.11", "device": "H200"}
 
