@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusedadam import AdamW
 from tests.faults.racing import RACES
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,23 @@ def test_with_numba():
 
 def test_eagerly():
     assert_survived(outcome("eager", "GradientsReplaced"))
+
+
+def test_a_state_that_appears_while_the_step_looks_for_the_first(monkeypatch):
+    """It met threads that take states away, now and then: a dict that changes ends every loop over it."""
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    optimizer = AdamW([param])
+    optimizer.state["of a hook"] = {}
+    is_tensor = torch.is_tensor
+
+    def appears(key):
+        optimizer.state[len(optimizer.state)] = {}
+        return is_tensor(key)
+
+    monkeypatch.setattr(torch, "is_tensor", appears)
+    optimizer._step()
+    assert optimizer.state[param]["step"] == 1
 
 
 @pytest.mark.exhaustive

@@ -210,7 +210,7 @@ class FusedOptimizer(Reports):
     profile_hook_step = staticmethod(around_step.profile_hook_step)  # torch wraps ``step`` with it, once for each class
 
     def _step(self) -> None:
-        is_first = not any(map(torch.is_tensor, self.state))
+        is_first = not any(map(torch.is_tensor, list(self.state)))  # other threads may change it
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if isinstance(found_inf, int):  # the sum over all devices with gradients, if there are none
             found_inf = torch.zeros((), device="cpu")
