@@ -93,19 +93,26 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
     if stack.numel() == 0:
         return
     dtype = product_dtype(stack)
-    compute = torch.promote_types(dtype, torch.float32)
-    one_by_one = stack.device.type == "cpu"
-    for part in stack.split(1) if one_by_one else (stack,):
-        shifts = shifts_for(largest(part)) if dtype == torch.float16 else None
-        narrow = narrowed(part, shifts, dtype)
-        norm = norms(narrow)
-        if shifts is None:
-            norm.clamp_(min=method.eps)
-        else:
-            norm = torch.maximum(norm, method.eps * torch.exp2(shifts.double()).view(-1, 1, 1))
-        wide, operand = (part, narrow) if part.shape[1] <= part.shape[2] else (part.mT, narrow.mT)
-        x = (operand.to(compute) / norm.to(compute)).to(dtype)
-        wide.copy_(iterate(x[0], method.coefficients) if one_by_one else iterate(x, method.coefficients))
+    if stack.device.type == "cpu":
+        for matrix in stack.unbind():
+            _orthogonalize_one(matrix, dtype, method)
+        return
+    shifts = shifts_for(largest(stack)) if dtype == torch.float16 else None
+    narrow, compute = narrowed(stack, shifts, dtype), torch.promote_types(dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(narrow, dim=(1, 2), keepdim=True, dtype=torch.float64)
+    if shifts is None:
+        norm.clamp_(min=method.eps)
+    else:
+        norm = torch.maximum(norm, method.eps * torch.exp2(shifts.double()).view(-1, 1, 1))
+    wide, operand = (stack, narrow) if stack.shape[1] <= stack.shape[2] else (stack.mT, narrow.mT)
+    wide.copy_(iterate((operand.to(compute) / norm.to(compute)).to(dtype), method.coefficients))
+
+
+def _orthogonalize_one(matrix: Tensor, dtype: torch.dtype, method: NewtonSchulz) -> None:
+    narrow = matrix.to(dtype)
+    norm = max(_norm(narrow), method.eps)  # NaN, if it is
+    wide, operand = (matrix, narrow) if matrix.shape[0] <= matrix.shape[1] else (matrix.mT, narrow.mT)
+    wide.copy_(iterate(operand / norm, method.coefficients))  # by a number: 16 bits are divided in float32
 
 
 def largest(matrices: Tensor) -> Tensor:
@@ -140,22 +147,13 @@ def widen(narrow: Tensor, shifts: Tensor | None, out: Tensor) -> None:
         torch.mul(narrow.to(out.dtype), torch.exp2(-shifts.to(out.dtype)).view(-1, 1, 1), out=out)
 
 
-def norms(stack: Tensor) -> Tensor:
-    """Of each matrix, (matrices, 1, 1), in float64."""
-    if stack.device.type == "cpu" and stack.dtype != torch.float64:  # one by one, and so added up in one order
-        return torch.stack([_norm(matrix) for matrix in stack.unbind()]).view(-1, 1, 1)
-    found: Tensor = torch.linalg.vector_norm(stack, dim=(1, 2), keepdim=True, dtype=torch.float64)
-    return found
-
-
-def _norm(matrix: Tensor) -> Tensor:
+def _norm(matrix: Tensor) -> float:
     """Squares of float32 may overflow, or be too small to add up; float64 takes much longer."""
-    matrix = matrix.float()
-    norm: Tensor = torch.linalg.vector_norm(matrix)
-    if SMALLEST_NORM < norm < torch.inf:
-        return norm.double()
-    wide: Tensor = torch.linalg.vector_norm(matrix, dtype=torch.float64)
-    return wide
+    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    norm = float(torch.linalg.vector_norm(matrix))
+    if SMALLEST_NORM < norm < math.inf:
+        return norm
+    return float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
 
 
 def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
@@ -172,8 +170,11 @@ def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
 
 def times_transpose(x: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
     """alpha x x^T + beta ``added``, which is symmetric: blocks left of the diagonal are copied from those right of it.
-    With four blocks of rows, that saves three of eight multiplications."""
+    With four blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, they are
+    so fast that smaller products and copies cost more than that."""
     rows = len(x)
+    if rows <= SMALLEST_BLOCK or (x.dtype == torch.bfloat16 and _multiplies_tiles()):
+        return torch.addmm(added, x, x.mT, alpha=alpha, beta=beta) if beta else x @ x.mT
     height = max(SMALLEST_BLOCK, -(-rows // BLOCKS))
     result = x.new_empty(rows, rows)
     for begin in range(0, rows, height):
@@ -197,5 +198,13 @@ def product_dtype(stack: Tensor) -> torch.dtype:
 
 
 def _multiplies_bfloat16() -> bool:
-    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # not in every torch
-    return torch.backends.mkldnn.is_available() and any(getattr(torch.cpu, name, bool)() for name in asked)
+    return torch.backends.mkldnn.is_available() and (_has("_is_avx512_bf16_supported") or _multiplies_tiles())
+
+
+def _multiplies_tiles() -> bool:
+    return _has("_is_amx_tile_supported")
+
+
+def _has(name: str) -> bool:
+    """Of the processor; not in every torch."""
+    return bool(getattr(torch.cpu, name, bool)())
