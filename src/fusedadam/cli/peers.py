@@ -82,16 +82,19 @@ class TorchAdamWWithEma(torch.optim.AdamW):
         torch._foreach_copy_(self.params, trained)
 
 
-class TorchMuonAndAdamW:
+class TorchMuonAndAdamW(torch.optim.Optimizer):
     """Muon with torch's own means: its Muon for matrices, and its fused AdamW for the rest, as ours does where
-    ``use_muon`` is None. torch's takes two dimensions alone, so it gets convolutions and stacks as views."""
+    ``use_muon`` is None. torch's takes two dimensions alone, so it gets convolutions and stacks as views. The groups
+    are those of the two, for schedules."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float, use_muon: None = None
     ) -> None:
-        every = list(params)
-        others = [p for p in every if p.dim() < 2]
-        self.views = [(p, [nn.Parameter(matrix) for matrix in _matrices(p.detach())]) for p in every if p.dim() >= 2]
+        self.params = list(params)
+        super().__init__(self.params, {"lr": lr})
+        others = [p for p in self.params if p.dim() < 2]
+        wide = [p for p in self.params if p.dim() >= 2]
+        self.views = [(p, [nn.Parameter(matrix) for matrix in _matrices(p.detach())]) for p in wide]
         matrices = [matrix for _, views in self.views for matrix in views]
         self.optimizers: list[torch.optim.Optimizer] = []
         if matrices:
@@ -99,8 +102,13 @@ class TorchMuonAndAdamW:
         if others:
             adamw = torch.optim.AdamW(others, lr, (0.9, 0.95), 1e-7, weight_decay, fused=True)
             self.optimizers.append(adamw)
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def step(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for param in self.params:
+            param.grad = None
+
+    def step(self) -> None:  # type: ignore[override]
         for param, views in self.views:
             if param.grad is not None:
                 for matrix, grad in zip(views, _matrices(param.grad), strict=True):

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fusedadam import __main__ as command_line
 from fusedadam.cli import charts, demo
 from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.speed import Speed
-from fusedadam.cli.demo.training import OPTIMIZERS, Result
+from fusedadam.cli.demo.training import Result, optimizers_on
 from tests.cli.common import piped
 
 pytestmark = pytest.mark.xdist_group("demo")  # they share a run
 
-PEERS = {f"fusedadam {name}": f"{by} {name}" for name, by in OPTIMIZERS[::2]}
+PEERS = {f"fusedadam {name}": f"{by} {name}" for name, by in optimizers_on(torch.device("cpu"))[::2]}
 
 
 def validation_losses(output: str) -> dict[str, float]:
@@ -102,6 +103,7 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     [
         ("--steps", "1"),
         ("--steps", "many"),
+        ("--optimizers", "AdamZ"),
         ("--device", "toaster"),
         ("--nonsense",),
         ("--output", "no such folder/demo.png"),
@@ -116,6 +118,16 @@ def test_options_out_of_range_are_refused(options: tuple[str, ...], capsys: pyte
         command_line.main(["demo", *options])
     assert refused.value.code == 2
     assert options[0] in capsys.readouterr().err
+
+
+def test_an_optimizer_without_a_peer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "first_peer", lambda name: None)
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["demo", "--optimizers", "Adan"])
+    assert refused.value.code == 2
+    assert "Adan is shown beside a peer, and none is installed; install adan or timm" in capsys.readouterr().err
 
 
 def test_so_is_a_place_that_nobody_named(

@@ -9,12 +9,13 @@ from fusedadam.cli.demo import plan as planning
 from fusedadam.cli.demo import speed, training
 from fusedadam.cli.demo.plan import ON_CPU, SECONDS, SMALL, STEPS, fitting
 from fusedadam.cli.demo.speed import Speed
-from fusedadam.cli.demo.training import CLIPPED, FEWEST, OPTIMIZERS, STORED, Training, optimizers_on
+from fusedadam.cli.demo.training import CLIPPED, FEWEST, STORED, Training, optimizers_on
 from fusedadam.cli.demo.transformer import Size, TinyTransformer, standard_library
 from fusedadam.cli.harness.measure import Measured
 
 TINY = Size(width=32, heads=2, layers=1, context=8, batch=2)
 CPU = torch.device("cpu")
+ADAMW = optimizers_on(CPU)[:2]
 
 
 class Slow:
@@ -72,13 +73,13 @@ def test_what_fits_into_the_time_is_planned(
         tried.extend(named)
         return len(named) * ms[size] / 1e3
 
-    monkeypatch.setattr(planning, "optimizers_on", lambda device: [(f"Adam{k // 2}", "by") for k in range(10)])
     monkeypatch.setattr(planning, "seconds_a_step", known)
     monkeypatch.setattr(planning.Watch, "waited", lambda self: 0.0)
-    chosen = [(f"Adam{k // 2}", "by") for k in range(optimizers)]
-    assert fitting(CPU, None) == (size, chosen, steps, SECONDS)
+    every = [(f"Adam{k // 2}", "by") for k in range(10)]
+    chosen = every[:optimizers]
+    assert fitting(every, CPU, None) == (size, chosen, steps, SECONDS)
     assert {*tried} == {*chosen, STORED}, "what is not shown is not compiled"
-    assert fitting(CPU, 3)[2:] == (3, float("inf"))
+    assert fitting(every, CPU, 3)[2:] == (3, float("inf"))
 
 
 def test_compilation_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_beside_busy_programs_one_thread_is_left(waited: float, threads: int, mo
     monkeypatch.setattr(planning, "seconds_a_step", lambda *_: 0.1)
     torch.set_num_threads(2)
     try:
-        fitting(CPU, None)
+        fitting(ADAMW, CPU, None)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -113,7 +114,7 @@ def test_beside_busy_programs_one_thread_is_left(waited: float, threads: int, mo
 
 def test_a_gpu_user_sees_clipping_in_the_step() -> None:
     named = optimizers_on(torch.device("cuda"))
-    assert named[:4] == [*OPTIMIZERS[:2], (CLIPPED, "torch-fused"), (CLIPPED, "fusedadam")]
+    assert named[:4] == [*ADAMW, (CLIPPED, "torch-fused"), (CLIPPED, "fusedadam")]
     model, windows = TinyTransformer(TINY), torch.randint(0, 256, (2, 9))
     peer, ours, plain = (Training(*one, model, CPU, steps=3) for one in (*named[2:4], named[1]))
     for _ in range(3):
@@ -124,6 +125,20 @@ def test_a_gpu_user_sees_clipping_in_the_step() -> None:
     assert norm <= 1.001, "the peer has clipped its gradients"
 
 
+@pytest.mark.parametrize("name", ["Muon", "NAdam"])
+def test_an_optimizer_that_is_asked_for_trains_beside_adamw(name: str) -> None:
+    named = optimizers_on(CPU, [name, "AdamW"])
+    assert [*dict(named)] == ["AdamW", name]
+    torch.manual_seed(0)
+    model = TinyTransformer(TINY)
+    peer, ours = (Training(*one, model, CPU, steps=5) for one in named[2:])
+    for _ in range(5):
+        windows = torch.randint(0, 256, (2, 9))
+        losses = [each.step(windows) for each in (peer, ours)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02 if name == "Muon" else 1e-4), "products are in bfloat16"
+    assert losses[0] != ours.losses[0]
+
+
 def test_disturbed_times_are_those_of_the_fastest_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         speed.OURS: Measured([9.0, 2.0, 4.0], disturbed=True),
@@ -131,7 +146,7 @@ def test_disturbed_times_are_those_of_the_fastest_turns(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(speed, "_measured", lambda *_: found)
     model = TinyTransformer(TINY)
-    own = Training(*OPTIMIZERS[1], model, CPU, steps=3)
+    own = Training(*ADAMW[1], model, CPU, steps=3)
     assert speed.compare(own, own, CPU) == Speed(2.0, 3.0, None)
 
 

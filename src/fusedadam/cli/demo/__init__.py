@@ -23,12 +23,14 @@ import torch
 
 import fusedadam
 from fusedadam import AdamP
+from fusedadam.catalog import CATALOG
 from fusedadam.cli import charts, display, frame
+from fusedadam.cli.contestants import first_peer
 from fusedadam.cli.demo import picture
 from fusedadam.cli.demo.picture import Pairs, Twins
 from fusedadam.cli.demo.plan import SECONDS, STEPS, fitting
 from fusedadam.cli.demo.speed import Speed, compare, pass_ms
-from fusedadam.cli.demo.training import STORED, Training, optimizers_on, train
+from fusedadam.cli.demo.training import DEFAULT, STORED, Training, optimizers_on, train
 from fusedadam.cli.demo.transformer import TinyTransformer, even_windows, random_windows, standard_library
 from fusedadam.cli.display import room, say
 
@@ -56,7 +58,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     name, threads = frame.device_name(device), torch.get_num_threads()
     say(f"Device: {device} on {name}, torch {torch.__version__}, {threads} threads")
     say("Compiling kernels, which is done once, and timing first steps ...")
-    size, optimizers, steps, limit = fitting(device, options.steps)
+    pairs_of_names = optimizers_on(device, options.optimizers)
+    size, optimizers, steps, limit = fitting(pairs_of_names, device, options.steps)
     if torch.get_num_threads() < threads:
         say(f"Other programs are using the cores, so everything runs on 1 thread instead of {threads}.")
     compiled = time.perf_counter() - began
@@ -67,8 +70,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     say(f"Model: a transformer on bytes, {size.layers} layers, {parameters / 1e6:.1f} million parameters in float32")
     say(f"Text: {len(text) / 1e6:.1f} MB of Python's standard library, its lines shuffled")
     say(f"Each optimizer trains its own copy of the model, on the same batches (seed {options.seed}).")
-    every = dict(optimizers_on(device))
-    if "AdamP" not in every:
+    every = dict(pairs_of_names)
+    if options.optimizers is None and "AdamP" not in every:
         say("AdamP is left out: its peer is the adamp package (pip install adamp).")
 
     generator = torch.Generator().manual_seed(options.seed)
@@ -183,8 +186,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         {
             "": "about a minute, more if kernels are compiled first",
             "--steps 1000 --output gain.png": "longer, for a clearer picture",
+            "--optimizers Muon Lion": "beside AdamW",
         },
     )
+    parser.add_argument("--optimizers", nargs="+", choices=CATALOG, metavar="NAME",
+                        help=f"beside AdamW: {', '.join(CATALOG)} (default: {', '.join(DEFAULT[1:])})")  # fmt: skip
     parser.add_argument("--steps", type=frame.whole(2, " (the first step only warms up)"),
                         help=f"of all optimizers (default: {STEPS}, or what fits into {SECONDS} seconds)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
@@ -194,6 +200,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_json()
     options = parser.parse_args(arguments)
     options.device = options.device or frame.default_device()
+    for name in options.optimizers or ():
+        if first_peer(name) is None:
+            peers = " or ".join(peer.package or peer.name for peer in CATALOG[name].peers)
+            parser.error(
+                f"argument --optimizers: {name} is shown beside a peer, and none is installed; install {peers}"
+            )
     return options
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedadam.cli.demo.training import FEWEST, STORED, Named, Training, optimizers_on
+from fusedadam.cli.demo.training import FEWEST, STORED, Named, Training
 from fusedadam.cli.demo.transformer import Size, TinyTransformer
 from fusedadam.cli.harness.disturbance import MOST_WAITING, Watch
 
@@ -22,12 +22,11 @@ ON_GPU = Size(width=512, heads=8, layers=8, context=128, batch=8)
 SMALL = Size(width=96, heads=4, layers=2, context=32, batch=4)
 
 
-def fitting(device: torch.device, steps: int | None) -> tuple[Size, list[Named], int, float]:
-    """A model, the optimizers, each of ours after its peer, their steps and seconds. If ``steps`` are not given, what
-    fits into ``SECONDS``: rather a smaller model than fewer optimizers, and rather these than less than ``FEWEST``
-    steps. Where other programs use the cores, one thread is left."""
+def fitting(every: Sequence[Named], device: torch.device, steps: int | None) -> tuple[Size, list[Named], int, float]:
+    """A model, which optimizers of ``every``, each of ours after its peer, their steps and seconds. If ``steps`` are
+    not given, what fits into ``SECONDS``: rather a smaller model than fewer optimizers, and rather these than less than
+    ``FEWEST`` steps. Where other programs use the cores, one thread is left."""
     seconds = SECONDS if steps is None else math.inf
-    every = optimizers_on(device)
     first, others = every[:2], every[2:]
     for size in (ON_CPU, SMALL) if device.type == "cpu" else (ON_GPU, ON_CPU):
         watch = Watch()

@@ -11,7 +11,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +26,9 @@ from fusedadam.cli.harness.contestant import state_bytes
 
 TURN, LONGEST_TURN = 5, 2.0  # steps per turn, unless a round of turns would take longer than these seconds
 # BertAdam has no bias correction, so its first steps are three times as large: training would diverge at 1e-3
-OPTIONS = {name: dict(entry.usual) for name, entry in CATALOG.items() if entry.core}
+OPTIONS = {name: dict(entry.usual) for name, entry in CATALOG.items()}
 OPTIONS["BertAdam"] = {"lr": 2e-4, "weight_decay": 1e-2, "max_grad_norm": 1.0}
-# Each of ours comes after its peer, the first one that is installed; without a peer it is left out.
-OPTIMIZERS = [(name, by) for name in OPTIONS if (peer := contestants.first_peer(name)) for by in (peer, OURS)]
+DEFAULT = [name for name, entry in CATALOG.items() if entry.core]
 STORED = ("AdamW", "fusedadam-8bit")  # a bfloat16 model beside AdamW's in float32
 CLIPPED, MAX_GRAD_NORM = "AdamW+clipping", 1.0
 FEWEST = 40  # steps that make a curve
@@ -37,10 +36,13 @@ SMOOTHING = 8  # losses are averaged over this fraction of the steps
 Named = tuple[str, str]  # an optimizer, and by whom
 
 
-def optimizers_on(device: torch.device) -> list[Named]:
-    """AdamW comes first. On a GPU, clipping in the step takes the place of Adam, which costs what AdamW does."""
-    shown = {} if device.type == "cpu" else {"Adam": CLIPPED}
-    return [(shown.get(name, name), by) for name, by in OPTIMIZERS]
+def optimizers_on(device: torch.device, asked: Sequence[str] | None = None) -> list[Named]:
+    """AdamW comes first, and each of ours after its peer, the first one that is installed; without a peer it is left
+    out. On a GPU, clipping in the step takes the place of Adam, which costs what AdamW does, unless it is asked for."""
+    shown = {"Adam": CLIPPED} if asked is None and device.type != "cpu" else {}
+    names = dict.fromkeys(["AdamW", *(DEFAULT if asked is None else asked)])
+    peers = {name: contestants.first_peer(name) for name in names}
+    return [(shown.get(name, name), by) for name, peer in peers.items() if peer for by in (peer, OURS)]
 
 
 @dataclass(frozen=True)
