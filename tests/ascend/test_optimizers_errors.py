@@ -184,3 +184,20 @@ def test_distributed_muon_takes_matrices_alone(shape):
             make([torch.nn.Parameter(torch.ones(shape))])
     with pytest.raises(TypeError, match="process_group is a int; it must be a"):
         ascend._DistributedMuon([torch.nn.Parameter(torch.ones(3, 4))], process_group=1)
+
+
+def test_distributed_muon_takes_matrices_alone_when_their_shape_is_known():
+    conv = torch.nn.LazyConv2d(2, 3)
+    optimizer = ascend._DistributedMuon([conv.weight])
+    conv(torch.ones(1, 4, 8, 8)).sum().backward()
+    with pytest.raises(ValueError, match=re.escape("shape (2, 4, 3, 3), and _DistributedMuon takes matrices alone")):
+        optimizer.step()
+
+
+def test_distributed_muon_has_no_groups_for_adamw():
+    optimizer = ascend._DistributedMuon([torch.nn.Parameter(torch.ones(3, 4))], lr=0.1)
+    for value in (False, None):
+        with pytest.raises(ValueError, match=f"use_muon={value}: _DistributedMuon has no AdamW"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, 4))], "use_muon": value})
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, 4))], "use_muon": True})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]  # torch_npu's, not Keller Jordan's

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import required
 
 from fusedadam import checks
@@ -211,6 +210,14 @@ class NpuFusedLamb(
     derived = Lamb.derived | {"max_weight_norm": lambda group: LAMBS_WEIGHT_NORM}
 
 
+def _refuse_others(group: Group, param: Tensor) -> None:
+    if param.dim() != 2:
+        raise ValueError(
+            f"a parameter has shape {tuple(param.shape)}, and _DistributedMuon takes matrices alone; give others to "
+            "another optimizer, or use fusedadam.Muon, which takes stacks and convolutions"
+        )
+
+
 class _DistributedMuon(Muon):
     """torch_npu's name for :class:`fusedadam.Muon`, for matrices alone, whole or sharded in any way.
 
@@ -229,6 +236,7 @@ class _DistributedMuon(Muon):
         "beta1": lambda group: BETAS[0],
         "beta2": lambda group: BETAS[1],
     }
+    _check_param = staticmethod(_refuse_others)
 
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
@@ -244,11 +252,10 @@ class _DistributedMuon(Muon):
             betas=BETAS,
         )  # fmt: skip
 
-    def _check_params(self, group: Group) -> None:
-        super()._check_params(group)
-        for param in self.param_groups[-1]["params"]:
-            if not is_lazy(param) and param.dim() != 2:
-                raise ValueError(
-                    f"a parameter has shape {tuple(param.shape)}, and _DistributedMuon takes matrices alone; give "
-                    "others to another optimizer, or use fusedadam.Muon, which takes stacks and convolutions"
-                )
+    def add_param_group(self, param_group: Group) -> None:
+        if isinstance(param_group, dict) and param_group.get("use_muon", True) is not True:
+            raise ValueError(
+                f"use_muon={param_group['use_muon']!r}: _DistributedMuon has no AdamW; give such parameters to another "
+                "optimizer, or use fusedadam.Muon, which has it"
+            )
+        FusedOptimizer.add_param_group(self, param_group)  # Muon's own defaults are of another package
