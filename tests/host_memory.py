@@ -32,10 +32,10 @@ class Pretended:
 def pretended(smallest: int = 64, allows_eager: bool = False) -> Iterator[Pretended]:
     """``allows_eager``: tests of what surrounds a step need no compiled kernels."""
     device = Pretended()
-    host_memory._slabs.clear()
     with contextlib.ExitStack() as stack:
         for name, value in {
             "DEVICES": ("cpu",), "SMALLEST": smallest, "allocate": device.allocate, "synchronize": device.synchronize,
+            "_slabs": [],
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(host_memory, name, value))
         if allows_eager:

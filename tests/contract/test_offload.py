@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -169,6 +170,41 @@ def test_a_state_that_someone_replaced_is_copied_in(compiled, replaced):
     assert slab_of(state["exp_avg"]) is not None
     assert state["exp_avg"].data_ptr() != value.data_ptr()
     assert_same(optimizer, plain)
+
+
+def test_states_of_a_model_on_another_device_get_other_memory(compiled):
+    optimizer = train(AdamW(leaves([(64, 64)]), offload=True), 2)
+    (state,) = optimizer.state.values()
+    slab = slab_of(state["exp_avg"])
+    slab.device = torch.device("cpu", 1)  # as after model.to("cuda:1")
+    optimizer._stepper.forget_plans()
+    train(optimizer, 2, start=2)
+    assert slab_of(state["exp_avg"]) is not slab
+    assert_same(optimizer, train(AdamW(leaves([(64, 64)])), 4))
+
+
+def test_memory_for_several_devices_at_once(device, monkeypatch):
+    """Autograd has one thread for each device: none may lose sight of what another allocates meanwhile."""
+    states, threads = [], []
+
+    def allocate():
+        states.append(host_memory.HostMemory().copy(torch.zeros(64), (1,), torch.device("cpu")))
+
+    def asked_for_its_memory(slab):
+        if slab is first and not threads:
+            threads.append(threading.Thread(target=allocate))
+            threads[0].start()
+            threads[0].join(0.2)
+        return slab._memory()
+
+    allocate()
+    first, seen = slab_of(states[0]), host_memory._slabs
+    monkeypatch.setattr(host_memory.Slab, "memory", property(asked_for_its_memory))
+    allocate()
+    threads[0].join()
+    assert len(states) == 3
+    assert len(seen) == 1  # what someone looks through does not change
+    assert all(slab_of(state) is not None for state in states)
 
 
 def test_states_that_are_moved_in_every_step_are_said_once(device, monkeypatch):

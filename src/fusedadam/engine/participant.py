@@ -100,9 +100,11 @@ class Participant:
         return [name for name in self.state_arrays if slab_of(self.state[name]) is not None]
 
     def is_at_home(self, here: Tensor) -> bool:
-        """Whether a state is where it is kept: on the device, or in host memory that this package has page-locked."""
-        on_host = self.host is not None and here.nbytes >= host_memory.SMALLEST
-        return (slab_of(here) is not None) == on_host and (on_host or here.device == local(self.param).device)
+        """Whether a state is where it is kept: on the device, or in host memory that is page-locked for it."""
+        slab, device = slab_of(here), local(self.param).device
+        if self.host is not None and here.nbytes >= host_memory.SMALLEST:
+            return slab is not None and slab.device == device
+        return slab is None and here.device == device
 
     def brought_home(self, here: Tensor, strides: tuple[int, ...]) -> Tensor:
         """A copy of a state, where it is kept."""

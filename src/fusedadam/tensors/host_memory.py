@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -76,7 +77,8 @@ class Slab:
             self._streams.add(stream)
 
 
-_slabs: list[Slab] = []  # of all optimizers, some of them without memory by now
+_slabs: list[Slab] = []  # of all optimizers, some of them without memory by now; replaced, never changed in place
+_adding = threading.Lock()  # autograd has one thread for each device
 
 
 class HostMemory:
@@ -113,11 +115,17 @@ class HostMemory:
         memory = allocate(size).numpy()
         slab = Slab(memory, device)
         slab.in_use()  # by copies, even if no step follows
-        _slabs[:] = [*(each for each in _slabs if each.memory is not None), slab]
-        self._slabs.append(slab)
+        _register(slab)
+        self._slabs = [*self._slabs, slab]
         piece = slab.cut(nbytes)
         assert piece is not None
         return piece
+
+
+def _register(slab: Slab) -> None:
+    global _slabs
+    with _adding:
+        _slabs = [*(each for each in _slabs if each.memory is not None), slab]
 
 
 def allocate(nbytes: int) -> Tensor:
