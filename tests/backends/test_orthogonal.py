@@ -99,6 +99,12 @@ def test_it_is_the_polynomial(shape, steps):
     assert (distances(result(stack, method), exact(stack, method)) < (0.02 if steps else 1e-6)).all()
 
 
+@pytest.mark.parametrize("triple", [(1.5, -0.5, 0.0), (1.2, 0.0, -0.3), (0.0, 2.0, -1.0)], ids=str)
+def test_coefficients_may_be_zero(triple):
+    method, stack = NewtonSchulz(coefficients_of(triple, 3)), drawn(1, 40, 12)
+    assert (distances(result(stack, method), exact(stack, method)) < 0.02).all()
+
+
 @pytest.mark.parametrize("shape", [(130, 200), (261, 140)], ids=str)
 def test_large_tiles(shape, monkeypatch):
     monkeypatch.setattr(orthogonal, "tiles_for", lambda rows: orthogonal.LARGE)

@@ -36,6 +36,16 @@ def test_it_is_the_polynomial_of_the_singular_values(shape, name, steps):
     torch.testing.assert_close(stack, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("triple", [(1.5, -0.5, 0.0), (1.2, 0.0, -0.3), (0.0, 2.0, -1.0), (0.0, 0.0, 2.0)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 7), (LARGE + 30, LARGE)], ids=str)
+def test_coefficients_may_be_zero(shape, triple):
+    method = NewtonSchulz(coefficients_of(triple, 3))
+    stack = drawn(2, *shape)
+    expected = torch.stack([by_singular_values(matrix, method) for matrix in stack])
+    orthogonalize(stack, method)
+    torch.testing.assert_close(stack, expected, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(("steps", "low", "high"), [(5, 0.68, 1.15), (6, 0.99, 1.01)])
 def test_singular_values_end_where_the_page_says(steps, low, high):
     stack = drawn(1, 30, 90)
@@ -73,8 +83,10 @@ def test_large_and_small_updates_have_the_direction_of_others(scale):
 def test_symmetric_products_are_symmetric(rows):
     x, added = drawn(rows, 40), drawn(rows, rows, seed=1)
     added = added + added.mT
-    for alpha, beta in ((1.0, 0.0), (2.0, -0.5)):
-        found = times_transpose(x, added, alpha, beta)
+    every = {(1.0, 0.0): times_transpose(x)}
+    for alpha, beta in ((2.0, -0.5), (2.0, 0.0), (0.0, 2.0)):
+        every[alpha, beta] = times_transpose(x, added, alpha=alpha, beta=beta)
+    for (alpha, beta), found in every.items():
         torch.testing.assert_close(found, alpha * x @ x.mT + beta * added, rtol=1e-12, atol=1e-12)
         height = max(orthogonal.SMALLEST_BLOCK, -(-rows // orthogonal.BLOCKS))
         assert torch.equal(found[height:, :height], found[:height, height:].mT)
