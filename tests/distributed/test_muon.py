@@ -121,6 +121,28 @@ def test_several_meshes_and_a_mesh_without_all_processes():
 
 
 @on("four")
+def test_one_shape_and_placement_on_meshes_of_two_sizes():
+    line, pair = mesh_of(4), mesh_of(2, 2)["b"]
+    compare([(16, 8)] * 3, lambda v, k: parameter(v, (line, pair, line)[k], S0))
+
+
+@on("two")
+def test_chunks_do_not_depend_on_gradients_that_only_some_processes_have():
+    """Experts are whole where they are, so a process without gradients for them takes no part in their step. The limit
+    of memory grew with them, and processes exchanged chunks of different sizes."""
+    shapes = [(32, 16)] * 8 + [(8, 512, 128)]
+    start, grads = draw(shapes, 0), draw(shapes, 1)
+    params, alone = [parameter(v, mesh_of(2), S0) for v in start], [torch.nn.Parameter(v.clone()) for v in start]
+    for k, (p, q, g) in enumerate(zip(params, alone, grads, strict=True)):
+        q.grad = g
+        p.grad = None if k == 8 and dist.get_rank() == 1 else divided_like(g, p)
+    with mock.patch.object(products, "SMALLEST_LIMIT", 1 << 12):
+        for params_of_one in (params, alone):
+            make(params_of_one).step()
+    assert_same(params[:8], alone[:8])
+
+
+@on("four")
 def test_a_mesh_in_another_order():
     mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [2, 0, 3, 1])
     compare([(9, 6), (6, 9), (12, 4)], placed(mesh, [S0], [S1]))

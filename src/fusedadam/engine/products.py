@@ -64,7 +64,11 @@ class ShardedChunk(NamedTuple):
 
 
 def sharded_chunks(members: Sequence[Member]) -> list[ShardedChunk]:
-    """In chunks of one shape, sharding and method. Each mesh shares out the operations of all of its chunks."""
+    """In chunks of one shape, sharding and method. Each mesh shares out the operations of all of its chunks.
+
+    All processes of a mesh have what is exchanged there, and its chunks follow from that alone. Stacks of matrices that
+    stay where they are take part only where they have gradients.
+    """
     alike: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
         whole: Any = member.whole
@@ -72,13 +76,18 @@ def sharded_chunks(members: Sequence[Member]) -> list[ShardedChunk]:
             method = member.specialized.product.position, member.newton_schulz
             key = whole.device_mesh, whole.placements, whole.shape, local(whole).device.type
             alike.setdefault((*key, compute_dtype(whole.dtype), *method), []).append(k)
-    sizes = sum(_share(members[k]) * _of(members[k]).element_size() for own in alike.values() for k in own)
+    sizes: dict[Any, int] = {}  # of what each mesh exchanges, on a process
+    for member in (members[k] for own in alike.values() for k in own):
+        whole = _of(member)
+        if is_exchanged(whole):
+            mesh = whole.device_mesh
+            sizes[mesh] = sizes.get(mesh, 0) + _share(member) * whole.element_size()
     found = []
-    for own in alike.values():
+    for key, own in alike.items():
         first = members[own[0]]
         per_element = compute_dtype(_of(first).dtype).itemsize + TORCHS_BYTES + BYTES_UNDER_WAY
         # each process should have a matrix to multiply at a time
-        limit = max(_limit(sizes) // per_element, _of(first).numel())
+        limit = max(_limit(sizes.get(key[0], 0)) // per_element, _of(first).numel())
         count = max(1, limit // max(1, _share(first)))
         found += [ShardedChunk(own[begin : begin + count]) for begin in range(0, len(own), count)]
     return _with_owners(found, members)
@@ -103,7 +112,7 @@ def _with_owners(chunks: list[ShardedChunk], members: Sequence[Member]) -> list[
 
 
 def _share(member: Member) -> int:
-    """Elements on a process, at most."""
+    """Elements on a process: on average, rounded up."""
     whole: Any = _of(member)
     sizes = zip(whole.device_mesh.shape, whole.placements, strict=True)
     shards: int = math.prod(size for size, placement in sizes if not placement.is_replicate())
@@ -238,7 +247,7 @@ def prepare(
         if chunk.owner_of is None:
             found.append(Chunk(own, _alone(launches, own), n))
             continue
-        key = whole.shape, whole.placements  # type: ignore[attr-defined]
+        key = whole.device_mesh, whole.shape, whole.placements  # type: ignore[attr-defined]
         parts[key] = parts.get(key) or parts_of(whole)
         tables = [launches[k].table for k in own]
         in_memory = [k for table in tables for k in table.member_indices.tolist()]
