@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
 import torch
 
 from fusedadam import OPTIONS, SGD, FusedOptimizer, RowValue, Scalar, State, Value, Values, rule
-from fusedadam.ops import orthogonalized, sum_last
+from fusedadam.engine import products
+from fusedadam.ops import orthogonalized, sqrt, sum_last, total
 from fusedadam.optimizers.muon import Muon
 from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of, orthogonalize
 from tests.support import BF16, F32, F64
@@ -42,6 +44,43 @@ def train(optimizer, steps=4, scale=1.0):
                 p.grad = (torch.randn(p.shape, generator=generator, dtype=F64) * scale).to(p.dtype)
         optimizer.step()
     return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+
+@BACKENDS
+@pytest.mark.parametrize("several", [False, True], ids=["one group of launches", "several"])
+def test_a_sum_over_all_parameters_is_known_before_products(backend, several, monkeypatch):
+    """The sum needs a visit of all parameters, and chunks with products visit theirs one after the other."""
+    if several:
+        monkeypatch.setattr(products, "SMALLEST_LIMIT", 0)
+
+    def scalars(lr):
+        return {"lr": lr}
+
+    @rule(scalars=scalars)
+    def by_norm(param: Value, grad: Value, momentum: Value, *, lr: Scalar) -> Values:
+        norm = sqrt(total(grad * grad))
+        momentum = momentum + grad
+        param = param - lr * orthogonalized(momentum) * norm
+        return param, momentum
+
+    class ByNorm(FusedOptimizer):
+        rule, states, options = by_norm, {"momentum": State()}, OPTIONS
+
+        def __init__(self, params, lr=0.1, **common):
+            super().__init__(params, lr=lr, **common)
+
+    params, others = parameters(), [p.detach().clone() for p in parameters()]
+    optimizer, momenta = ByNorm(params, backend=backend), [torch.zeros_like(p) for p in others]
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator, dtype=F64)
+        norm = torch.stack([param.grad.norm() for param in params]).norm()
+        optimizer.step()
+        for param, other, momentum in zip(params, others, momenta, strict=True):
+            momentum += param.grad
+            other -= 0.1 * by_hand(momentum) * norm
+            torch.testing.assert_close(param.detach(), other, rtol=1e-9, atol=1e-9)
 
 
 def test_a_convolution_is_refused_by_a_rule_with_other_rows():
@@ -164,6 +203,17 @@ def test_groups_have_the_defaults_of_their_branch():
     assert [g["eps"] for g in groups] == [1e-7, 1e-10]
     assert Muon([{"params": [matrix], "use_muon": True}], lr=1e-3).param_groups[0]["lr"] == 1e-3
     assert Muon([matrix]).param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(("given", "lr"), [({}, 0.02), ({"lr": 1e-3}, 1e-3), ({"weight_decay": 0.1}, 0.02)])
+def test_copies_know_which_arguments_were_given(copied, given, lr):
+    """A group that says use_muon has defaults of its own, and what was given may equal the default."""
+    original = Muon([torch.nn.Parameter(torch.ones(2, 3))], **given)
+    for optimizer in (original, copied(original), copied(copied(original))):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 3))], "use_muon": True})
+        group = optimizer.param_groups[-1]
+        assert (group["lr"], group["weight_decay"]) == (lr, 0.1 if "weight_decay" in given else 0.0)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ REFUSED = [
         "`tensor_sum(column)`: a value by column cannot be summed",
     ),
     ("row: RowValue", "row = sum_last(grad) + sum_last(row)", "`sum_last(row)`: there is nothing to sum"),
+    ("", "param = orthogonalized(grad) + orthogonalized(param)", "orthogonalize once"),
+    ("", "param = param + orthogonalized(s)", "`orthogonalized(s)`: it is a number"),
+    ("", "param = param + orthogonalized(row_sum(grad))", "it has one value for each row; orthogonalize a value by el"),
+    (
+        "", "update = orthogonalized(grad)\nparam = param + update * total(grad)",
+        "`total(grad)`: a sum over several parameters cannot follow `orthogonalized`",
+    ),
+    ("", "param = param + orthogonalized(grad) * group_sum(param)", "cannot follow `orthogonalized`"),
 ]  # fmt: skip
 
 

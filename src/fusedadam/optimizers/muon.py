@@ -27,7 +27,7 @@ OF_KELLER: dict[bool, Group] = {
 }
 BETAS = (0.9, 0.95)  # for AdamW
 SMALLEST_EPS = 1e-30  # a matrix of zeros divided by it is one of zeros, whatever eps
-LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that a user has not given any
+LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that nobody has given any
 
 
 # fmt: off
@@ -158,6 +158,7 @@ class Muon(FusedOptimizer):
     }
     _check_param = staticmethod(_refuse_vectors)
     step_if_uncounted = 1.0  # torch's has no count, and matrices do not depend on it
+    _given: frozenset[str] | None = None  # which arguments a user has given, of those that groups may replace
 
     @takes(Common)
     def __init__(
@@ -175,19 +176,15 @@ class Muon(FusedOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """As in torch.optim; a group that says ``use_muon`` has the defaults of its branch."""
         use_muon = param_group.get("use_muon") if isinstance(param_group, dict) else None
+        if self._given is None:  # the first group; copies have other objects
+            defaults = {"lr": LR, "weight_decay": WEIGHT_DECAY}
+            self._given = frozenset(name for name, value in defaults.items() if self.defaults[name] is not value)
         with restored_on_error([param_group] if isinstance(param_group, dict) else []):
             if isinstance(use_muon, bool):
-                given = {
-                    "lr": self.defaults["lr"] is not LR,
-                    "weight_decay": self.defaults["weight_decay"] is not WEIGHT_DECAY,
-                }
                 for name, value in OF_KELLER[use_muon].items():
-                    if not (use_muon and given[name]):
+                    if not (use_muon and name in self._given):
                         param_group.setdefault(name, value)  # no copy: as in torch, the group is the caller's dict
             super().add_param_group(param_group)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for name, default in (("lr", LR), ("weight_decay", WEIGHT_DECAY)):  # a pickle has equal objects, not these
-            if type(self.defaults[name]) is float and self.defaults[name] == default:
-                self.defaults[name] = default
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_given": self._given}

@@ -1,10 +1,9 @@
 """Where each value of a rule is computed: its space (element, row, column or tensor) and its position.
 
 A rule reads as if a sum were just another value, but a sum is known only when every element has been visited, and a
-product of matrices in the round after. So each
-value is placed at the first position of its space at which everything it needs is known. What is by row, column or
-tensor in an expression by element becomes a value of its own: it is computed once, in float64. Names that are assigned
-more than once get a version for each assignment.
+product of matrices in the round after. So each value is placed at the first position of its space at which everything
+it needs is known. What is by row, column or tensor in an expression by element becomes a value of its own: it is
+computed once, in float64. Names that are assigned more than once get a version for each assignment.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from fusedadam.rules.ops import FACTORED, SUMS, largest, row_sum
 from fusedadam.rules.positions import START, Phase, Position
 
 FINENESS = {"element": 2, "row": 1, "column": 1, "tensor": 0, None: -1}
+SHARED = ("group", "all")  # sums over several parameters
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,11 @@ class _Placer:
         if placed.space != "element":
             has = "is a number" if placed.space is None else f"has one value for each {placed.space}"
             fail(written.node, f"`{code}`: it {has}; orthogonalize a value by element")
-        self.product = Product(name, self.named(term, placed).id, placed.position)
-        self.values[name] = Placed("element", Position(placed.position.round, max(Phase)).next.first_in("element"))
+        # launches take turns with products, so what all of them have to be visited for is known before the first turn
+        shared = [self.values[s.name].position.first_in("element") for s in self.sums.values() if s.over in SHARED]
+        position = max([placed.position, *shared])
+        self.product = Product(name, self.named(term, placed).id, position)
+        self.values[name] = Placed("element", Position(position.round, max(Phase)).next.first_in("element"))
         return ast.Name(name), self.values[name]
 
     def sum(self, name: str, written: WrittenCall, term: ast.expr, placed: Placed) -> tuple[ast.expr, Placed]:
@@ -241,13 +244,14 @@ class _Placer:
             )
         if placed.space is None or (over in FINENESS and FINENESS[placed.space] <= FINENESS[over]):
             fail(written.node, f"`{code}`: there is nothing to sum, it has one value for each {over}")
-        if over in ("group", "all") and self.product is not None and placed.position > self.product.position:
+        product = self.product
+        if over in SHARED and product is not None and placed.position.round >= product.position.round:
             fail(
                 written.node,
-                f"`{code}`: a sum over several parameters cannot follow `{self.product.name.partition('_')[0]}`, which "
+                f"`{code}`: a sum over several parameters cannot follow `{product.name.partition('_')[0]}`, which "
                 "has memory for some of them at a time; take it before, or use tensor_sum",
             )
-        if over in ("group", "all") and placed.space != "tensor":
+        if over in SHARED and placed.space != "tensor":
             term, placed = self.sum_over("tensor", f"{name}_tensor", term, placed, written.op is largest)
         return self.sum_over(over, name, term, placed, written.op is largest)
 
