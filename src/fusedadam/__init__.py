@@ -28,6 +28,7 @@ from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.schedule_free import ScheduleFreeAdamW
 from fusedadam.optimizers.sgd import SGD
+from fusedadam.rules.orthogonal import NewtonSchulz
 from fusedadam.rules.rule import ColumnValue, Flag, RowValue, Scalar, TensorValue, Value, Values, rule
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ __all__ = ["SGD", "AdEMAMix", "Adadelta", "Adafactor", "Adam", "AdamP", "AdamW",
 __all__ += ["Lamb", "Lion", "Muon", "NAdam", "RAdam", "RMSprop", "RMSpropTF", "ScheduleFreeAdamW"]
 __all__ += ["clip_grad_norm_", "functional", "param_groups", "schedules", "step_in_backward"]
 # for authors of optimizers: docs/rules.md
-__all__ += ["DERIVED", "OPTIONS", "ColumnValue", "Flag", "FusedOptimizer", "RowValue", "Scalar", "State"]
-__all__ += ["TensorValue", "Value", "Values"]
+__all__ += ["DERIVED", "OPTIONS", "ColumnValue", "Flag", "FusedOptimizer", "NewtonSchulz", "RowValue", "Scalar"]
+__all__ += ["State", "TensorValue", "Value", "Values"]
 __all__ += ["checks", "ops", "rule"]
 
 

@@ -188,28 +188,35 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
 
 def _check(participants: Sequence[Participant]) -> None:
     for p in participants:
-        if p.specialized.is_factored and p.param.dim() < 2:
-            raise ValueError(
-                f"a parameter has shape {tuple(p.param.shape)}, without rows and columns, for which the rule "
-                f"{p.specialized.rule.name} has values; compute them under `if matrix:`, or leave the parameter out"
-            )
-        if p.specialized.product is not None and p.param.dim() < 2:
-            raise ValueError(
-                f"a parameter has shape {tuple(p.param.shape)}, and the rule {p.specialized.rule.name} orthogonalizes "
-                "matrices; do so under `if matrix:`, or leave the parameter out"
-            )
-        if p.specialized.product is not None and p.specialized.is_factored and p.param.dim() > 3:
-            raise ValueError(
-                f"a parameter has shape {tuple(p.param.shape)}: orthogonalized() sees {p.param.shape[0]} rows, and "
-                f"values by row or column of {p.specialized.rule.name} see others, of {p.param.shape[-1]} elements; "
-                "flatten all dimensions but the first in the model, or leave the parameter out"
-            )
+        if (refused := refused_shape(p.specialized, p.param.shape)) is not None:
+            raise ValueError(refused)
         dtypes = checks.dtypes_like(p.param)
         checks.written("param", p.param, dtypes)
         if not p.is_absent:
             checks.tensor("grad", p.grad, dtypes)
             checks.both_sharded("grad", p.grad, p.param)
     checks.new_tensors("param")
+
+
+def refused_shape(specialized: SpecializedRule, shape: Sequence[int]) -> str | None:
+    """Why a rule cannot take a parameter of this shape; None if it can."""
+    name, given = specialized.rule.name, f"a parameter has shape {tuple(shape)}"
+    if specialized.is_factored and len(shape) < 2:
+        return (
+            f"{given}, without rows and columns, for which the rule {name} has values; compute them under "
+            "`if matrix:`, or leave the parameter out"
+        )
+    if specialized.product is not None and len(shape) < 2:
+        return (
+            f"{given}, and the rule {name} orthogonalizes matrices; do so under `if matrix:`, or leave the parameter "
+            "out"
+        )
+    if specialized.product is not None and specialized.is_factored and len(shape) > 3:
+        return (
+            f"{given}: orthogonalized() sees {shape[0]} rows, and values by row or column of {name} see others, of "
+            f"{shape[-1]} elements; flatten all dimensions but the first in the model, or leave the parameter out"
+        )
+    return None
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:

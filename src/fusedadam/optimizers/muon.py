@@ -119,14 +119,14 @@ class Muon(FusedOptimizer):
         nesterov: Nesterov's momentum
         ns_coefficients: the coefficients :math:`(a, b, c)` of all iterations, or the name of a set with others for each
             iteration: ``"you"``, ``"polar-express"``; ``"keller"`` is the default
-        eps: what the norm of a matrix is at least taken for; in groups for AdamW, added to the denominator
+        eps: lower limit of the norm that a matrix is divided by; in groups for AdamW, added to the denominator
         ns_steps: how many iterations
         adjust_lr_fn: ``"original"``, which None also means, or ``"match_rms_adamw"``, for :math:`s = 0.2
             \sqrt{\max(m, n)}`: with it, learning rates and weight decay of AdamW serve Muon too
         use_muon: True for Muon, which takes matrices alone; False for AdamW; None for Muon where a parameter has two
-            dimensions or more. A group's own wins. A group that says it has the defaults of Keller Jordan's package,
-            unless you name others: with True ``lr=0.02, weight_decay=0``, with False ``lr=3e-4, weight_decay=0,
-            betas=(0.9, 0.95), eps=1e-10``, whatever the arguments above say
+            dimensions or more. The value in a group takes precedence. A group that sets it has the defaults of Keller
+            Jordan's package, unless it sets its own: with True ``lr=0.02, weight_decay=0``, unless these arguments are
+            given; with False ``lr=3e-4, weight_decay=0, betas=(0.9, 0.95), eps=1e-10``, whatever the arguments say
         betas: decay of the two moments, in groups for AdamW
         max_grad_norm, maximize, foreach, capturable, differentiable, fused: as for :class:`AdamW`
         state_dtype, storage, offload, seed, skip_nonfinite, backend: as for :class:`AdamW`

@@ -40,7 +40,12 @@ NAMED: dict[str, tuple[Triple, ...]] = {"keller": (KELLER,), "you": YOU, "polar-
 
 
 class NewtonSchulz(NamedTuple):
-    """The coefficients of each iteration, and what the norm of a matrix is at least taken for."""
+    """How ``orthogonalized`` iterates: what the method ``newton_schulz`` of an optimizer's class returns.
+
+    Args:
+        coefficients: one triple (a, b, c) for each iteration
+        eps: lower limit of the norm that a matrix is divided by first; above 0
+    """
 
     coefficients: tuple[Triple, ...] = (KELLER,) * 5
     eps: float = 1e-7
@@ -169,9 +174,9 @@ def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
 
 
 def times_transpose(x: Tensor, added: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    """x x^T, or alpha x x^T + beta ``added``, which is symmetric: blocks left of the diagonal are copied from those right of it.
-    With four blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, they are
-    so fast that smaller products and copies cost more than that."""
+    """x x^T, or alpha x x^T + beta ``added``. It is symmetric: blocks left of the diagonal are copied from the right, so
+    four blocks of rows save three of eight multiplications. Where the processor multiplies tiles, they are so fast that
+    smaller products and copies cost more than that."""
     rows = len(x)
     if rows <= SMALLEST_BLOCK or (x.dtype == torch.bfloat16 and _multiplies_tiles()):
         return x @ x.mT if added is None else torch.addmm(added, x, x.mT, alpha=alpha, beta=beta)

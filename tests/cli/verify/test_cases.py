@@ -10,14 +10,15 @@ import types
 import pytest
 import torch
 
-from fusedadam import DERIVED, OPTIONS, FusedOptimizer, State, checks
+from fusedadam import DERIVED, OPTIONS, FusedOptimizer, RowValue, State, checks
 from fusedadam.catalog import CATALOG
+from fusedadam.cli import verify as command
 from fusedadam.cli.verify import cases, steps
 from fusedadam.cli.verify.cases import CLIPPED, MIXES, Case, cases_of, together
 from fusedadam.cli.verify.run import verify
 from fusedadam.cli.verify.steps import Place
 from fusedadam.contract.storage import PRESETS
-from fusedadam.ops import clipped_by_norm, power
+from fusedadam.ops import clipped_by_norm, orthogonalized, power, sqrt, sum_last
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 from tests.support import BF16, F16, F32, F64
 
@@ -98,12 +99,61 @@ class Rooted(FusedOptimizer):
         super().__init__(params, lr=lr)
 
 
+@rule(scalars=lambda lr: {"lr": lr})
+def by_row(param: Value, grad: Value, row: RowValue, *, lr: Scalar) -> Values:
+    update = orthogonalized(grad)
+    row = row + sum_last(update * update)
+    param = param - lr * update / sqrt(row)
+    return param, row
+
+
+class ByRow(FusedOptimizer):
+    """For matrices alone: neither vectors nor convolutions have the rows of the state."""
+
+    rule = by_row
+    states = {"row": State(signed=False)}
+    options = {"lr": checks.number}
+
+    def __init__(self, params, lr=0.125):
+        super().__init__(params, lr=lr)
+
+
+class ForMatrices(ByRow):
+    """It says so itself."""
+
+    @staticmethod
+    def _check_param(group, param):
+        if param.dim() < 2:
+            raise ValueError("only matrices")
+
+
 @pytest.fixture
 def module(monkeypatch):
     made = types.ModuleType("own_optimizers")
-    made.Everything, made.Rooted = Everything, Rooted
+    made.Everything, made.Rooted, made.ByRow, made.ForMatrices = Everything, Rooted, ByRow, ForMatrices
     monkeypatch.setitem(sys.modules, "own_optimizers", made)
     return "own_optimizers"
+
+
+@pytest.mark.parametrize("name", ["ByRow", "ForMatrices"])
+def test_shapes_that_a_class_refuses_are_left_out_and_said(module, name, capsys):
+    options = ["--backend", "eager", "--device", "cpu", "--jobs", "1"]
+    assert command.main(["--optimizers", f"{module}:{name}", *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{name} takes no parameters of shape (), (1,), (0,), (1023,)" in said
+    assert "(4, 3, 3, 3), (2049,), (4, 8, 3, 3), (9, 1056)" not in said
+    case = cases_of(f"{module}:{name}", everything=False)[0]
+    shapes = [shape for shape, _ in steps.layouts_of(case)]
+    assert shapes == [(5, 7), (2, 8193), (1025, 3), (70, 30), (40, 51), (67, 96), (9, 1056)]
+    assert len(steps.take(case, EAGER, 0)[0].members) == len(shapes)
+
+
+def test_a_class_that_takes_no_shape_fails_with_its_own_error(module, monkeypatch):
+    case = cases_of(f"{module}:ForMatrices", everything=False)[0]
+    monkeypatch.setattr(steps, "LAYOUTS", [((3,), torch.clone)])
+    monkeypatch.setattr(steps, "layouts_of", steps.layouts_of.__wrapped__)
+    with pytest.raises(ValueError, match="no tensor of 1 is taken; of the last one: only matrices"):
+        steps.take(case, EAGER, 0)
 
 
 def values_tried(tried):
@@ -222,13 +272,13 @@ def test_rules_are_seen_with_their_flags_as_the_case_says():
 def test_adamp_projects_by_channel_by_layer_and_not_at_all(param, monkeypatch):
     made = spied(monkeypatch)
     steps.take(next(c for c in cases_of("AdamP", everything=False) if c.param == param), EAGER, 0)
-    assert set(made[0].projections().values()) == {"none", "layer", "channel"}
+    assert set(made[-1].projections().values()) == {"none", "layer", "channel"}
 
 
 def test_clipping_clips(monkeypatch):
     made = spied(monkeypatch)
     steps.take(next(c for c in cases_of("EmaAdamW", everything=False) if "max_grad_norm" in c.options), EAGER, 0)
-    assert made[0].grad_norm > 1.2 * CLIPPED
+    assert made[-1].grad_norm > 1.2 * CLIPPED
 
 
 def spied(monkeypatch):

@@ -24,9 +24,9 @@ from fusedadam import backends
 from fusedadam.catalog import CATALOG
 from fusedadam.cli import display, frame, optimizer_names
 from fusedadam.cli.display import room, say
-from fusedadam.cli.verify.cases import cases_of
+from fusedadam.cli.verify.cases import Case, cases_of
 from fusedadam.cli.verify.run import Result, verify_all
-from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place
+from fusedadam.cli.verify.steps import LAYOUTS, STEPS, Place, layouts_of
 from fusedadam.contract.storage import PRESETS
 from fusedadam.machine import cores
 
@@ -45,7 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     cases = [case for name in names for case in cases_of(name, options.all)]
     if not options.json:
         say(f"Verifying {', '.join(names)} on {', '.join(map(str, places))}:")
-        say(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.\n")
+        say(f"{len(cases)} cases, each of {STEPS} steps with {len(LAYOUTS)} tensors, against the rule in float64.")
+        for name, shapes in _left_out(cases).items():
+            say(f"{name} takes no parameters of shape {', '.join(map(str, shapes))}: they are left out.")
+        say("")
     results: list[Result] = []
     with display.progress(len(cases), "cases", lines=0 if options.json else 10, measuring=False) as progress:
         progress.begin("compiling the kernels of the first cases")
@@ -58,6 +61,15 @@ def main(arguments: Sequence[str]) -> int:
     else:
         _report(results, places, seconds)
     return frame.WRONG if any(result.failures for result in results) else frame.FINE
+
+
+def _left_out(cases: Sequence[Case]) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that some case of an optimizer refuses."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for case in cases:
+        taken = layouts_of(case)
+        found.setdefault(case.optimizer, []).extend(shape for shape, own in LAYOUTS if (shape, own) not in taken)
+    return {name: list(dict.fromkeys(shapes)) for name, shapes in found.items() if shapes}
 
 
 def _report(results: Sequence[Result], places: Sequence[Place], seconds: float) -> None:
@@ -139,6 +151,7 @@ def _as_json(results: Sequence[Result], places: Sequence[Place], seed: int, seco
                 "case": r.case.title,
                 "optimizer": r.case.optimizer,
                 "dtypes": r.case.mix,
+                "tensors": len(layouts_of(r.case)),
                 "ok": not r.failures,
                 "errors": [
                     {**place._asdict(), "param_ulps": finite(param), "state_ulps": finite(states)}

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fusedadam.cli.children import ignore_sigint, sigint_blocked
 from fusedadam.cli.optimizer_names import optimizer_class
 from fusedadam.cli.verify.cases import Case, together
 from fusedadam.cli.verify.judge import judge
-from fusedadam.cli.verify.steps import LAYOUTS, Place, Step, difference, take
+from fusedadam.cli.verify.steps import Place, Step, difference, take
 
 SEVERAL = 3  # threads in the first run; the second has one
 EAGER = Place("cpu", "eager")  # whose bits storage formats must have everywhere
@@ -106,16 +107,16 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
     param, states, complaints = [0.0], [0.0], []
     for number, step in enumerate(steps, start=1):
         if not step.members:
-            if (apart := difference(steps[number - 2].after, step.after)) is not None:
+            if (apart := difference(steps[number - 2], step)) is not None:
                 complaints.append(f"a step with infinite gradients has to be skipped, but changed {apart}")
             continue
         with _threads(1):  # the tensors are small, and threads of several processes would wait for each other
             judged = judge(rule, step.members, step.values, number)
-        for (shape, layout), verdicts in zip(LAYOUTS, judged, strict=True):
+        for (shape, layout), verdicts in zip(step.layouts, judged, strict=True):
             for verdict in verdicts:
                 (param if verdict.role == "param" else states).append(verdict.ulps)
                 if verdict.of_allowed > 1:
-                    lies = "" if layout is LAYOUTS[0][1] else f", {layout.__name__}"
+                    lies = "" if layout is Tensor.clone else f", {layout.__name__}"
                     complaints.append(
                         f"step {number}, {verdict.role} of the tensor of shape {shape}{lies} at {verdict.index}: "
                         f"expected {verdict.expected!r}, got {verdict.got!r}: "
@@ -126,7 +127,7 @@ def _judged(case: Case, steps: Sequence[Step]) -> Judgement:
 
 def _first_difference(a: Sequence[Step], b: Sequence[Step]) -> str | None:
     for number, (x, y) in enumerate(zip(a, b, strict=True), start=1):
-        if (apart := difference(x.after, y.after)) is not None:
+        if (apart := difference(x, y)) is not None:
             return f"step {number}, {apart}"
     return None
 

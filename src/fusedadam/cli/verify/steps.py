@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fusedadam.cli.verify.bounded import F64
 from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import Member
 from fusedadam.contract.role_arrays import value_of, weight_of
+from fusedadam.engine.participant import refused_shape
 
 STEPS = 3
 SCALE = 1024.0  # of gradients, as by a GradScaler: a power of two, so that no bit is lost
@@ -31,8 +33,12 @@ class Place(NamedTuple):
         return f"{self.device} {self.backend}"
 
 
+Layout: TypeAlias = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
+
+
 @dataclass(frozen=True)
 class Step:
+    layouts: Sequence[Layout]
     members: list[Member]  # empty if the step must be skipped because a GradScaler found an infinity
     after: list[dict[str, Tensor]]  # as it is kept
     values: list[dict[str, Tensor]]  # as numbers
@@ -56,7 +62,7 @@ def unaligned(value: Tensor) -> Tensor:
     return longer[1:].view(value.shape).copy_(value)
 
 
-LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
+LAYOUTS: list[Layout] = [
     *((shape, Tensor.clone) for shape in SHAPES),
     ((70, 30), transposed),
     ((4, 8, 3, 3), channels_last),
@@ -67,12 +73,29 @@ LAYOUTS: list[tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = [
 ]
 
 
+@functools.cache
+def layouts_of(case: Case) -> list[Layout]:
+    """Those with a shape that the optimizer takes: vectors are refused by some, and convolutions."""
+    return [layout for layout in LAYOUTS if _refusal(case, layout[0]) is None]
+
+
+def _refusal(case: Case, shape: tuple[int, ...]) -> str | None:
+    params = [torch.nn.Parameter(torch.zeros(shape, dtype=case.param)) for _ in range(2)]
+    try:
+        optimizer = case.make(params, "eager")
+    except ValueError as error:
+        return str(error)
+    return refused_shape(optimizer.specialized(optimizer.param_groups[0], params[0]), shape)
+
+
 def take(case: Case, place: Place, seed: int) -> list[Step]:
     """The steps of a case, with the same parameters and gradients in every place."""
-    generator = torch.Generator().manual_seed(seed)
-    values = [_away_from_zero(shape, generator).to(case.param) for shape, _ in LAYOUTS]
+    generator, layouts = torch.Generator().manual_seed(seed), layouts_of(case)
+    if not layouts:
+        raise ValueError(f"no tensor of {len(LAYOUTS)} is taken; of the last one: {_refusal(case, LAYOUTS[-1][0])}")
+    values = [_away_from_zero(shape, generator).to(case.param) for shape, _ in layouts]
     params = [
-        torch.nn.Parameter(layout(value.to(place.device))) for value, (_, layout) in zip(values, LAYOUTS, strict=True)
+        torch.nn.Parameter(layout(value.to(place.device))) for value, (_, layout) in zip(values, layouts, strict=True)
     ]
     optimizer = case.make(params, place.backend)
     groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -99,18 +122,18 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
         optimizer.step()
         after = [_stored(p, optimizer.state[p]) for p in params]
         before = after if case.storage is None else [_values(optimizer, own) for own in after]
-        steps.append(Step(members, after, before))
+        steps.append(Step(layouts, members, after, before))
     if case.scaled:
         scaler.found_inf.fill_(SKIPPED)
         optimizer.step()
         after = [_stored(p, optimizer.state[p]) for p in params]
-        steps.append(Step([], after, after))
+        steps.append(Step(layouts, [], after, after))
     return steps
 
 
-def difference(a: Sequence[Mapping[str, Tensor]], b: Sequence[Mapping[str, Tensor]]) -> str | None:
+def difference(a: Step, b: Step) -> str | None:
     """Describes the first bits that differ."""
-    for (shape, _), x, y in zip(LAYOUTS, a, b, strict=True):
+    for (shape, _), x, y in zip(a.layouts, a.after, b.after, strict=True):
         for role in x:
             other = bits(x[role]) != bits(y[role])
             if other.any():
