@@ -24,7 +24,7 @@ MULTIPLYING = [entry.name for entry in CATALOG.values() if entry.matrices]
 FEW = ["centered", *(entry.name for entry in CATALOG.values() if not entry.core)]
 
 
-def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, **options):
+def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None, sizes=0, **options):
     device, backend = place
     generator = torch.Generator().manual_seed(1)
     params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype).to(device)) for s in shapes]
@@ -34,7 +34,10 @@ def trained(make, storage, place, dtype=BF16, shapes=SHAPES, steps=2, scale=None
         optimizer.found_inf = torch.zeros(1, device=device)
     for k in range(steps):
         for param in params:
-            param.grad = (torch.randn(param.shape, generator=generator) * 10.0**-k).to(dtype).to(device)
+            grad = torch.randn(param.shape, generator=generator) * 10.0**-k
+            if sizes:
+                grad *= torch.exp2(torch.randint(-sizes, sizes, grad.shape, generator=generator))
+            param.grad = grad.to(dtype).to(device)
         optimizer.step()
     kept = [{"param": p.detach(), **optimizer.state[p]} for p in params]
     return [{name: value.cpu() for name, value in state.items()} for state in kept]
@@ -87,6 +90,17 @@ def test_other_dtypes_have_the_same_bits(name, dtype, place):
 def test_scaled_gradients_have_the_same_bits(place):
     expected = trained(AdamW, "8bit", ("cpu", "eager"), scale=4.0)
     assert_same(trained(AdamW, "8bit", place, scale=4.0), expected)
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p.id != "cpu-eager"])
+def test_linear8_has_the_same_bits(place):
+    """Of values of all sizes in a block: presets take it for products of matrices, whose bits differ."""
+    storage = {"param": "bf16+8", "exp_avg": "linear8", "exp_avg_sq": "slice8"}
+    make = functools.partial(AdamW, betas=(0.5, 0.999))
+    expected = trained(make, storage, ("cpu", "eager"), shapes=SHAPES[:2], sizes=40)
+    assert_same(trained(make, storage, place, shapes=SHAPES[:2], sizes=40), expected)
+    assert (expected[0]["exp_avg_steps"] == 0).any()
+    assert (expected[0]["exp_avg_steps"].abs() == 127).any()
 
 
 def test_threads_and_chunks_do_not_matter():

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from fusedadam import AdamP, AdamW, FusedOptimizer, RowValue, Scalar, State, Value, rule
+from fusedadam import AdamP, AdamW, FusedOptimizer, Muon, RowValue, Scalar, State, Value, rule
 from fusedadam.contract import advice
 from fusedadam.ops import sqrt, sum_last
 from tests.support import PLACES
@@ -178,3 +178,28 @@ def test_a_model_that_stays_wide_is_said_once_at_the_line_that_makes_the_optimiz
         AdamW(net.parameters(), storage="8bit")  # once
         AdamW(torch.nn.Linear(40, 40).parameters(), storage="8bit")  # it has nothing to save
         AdamW(torch.nn.Conv2d(64, 64, 3).parameters(), storage="8bit")
+
+
+def test_products_of_matrices_walk_row_by_row_so_channels_last_stays_wide():
+    """Blocks ran along the channels, and kernels along the rows: what was saved belonged to other elements."""
+    weights = torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 33).view(32, 1, 1)
+    found = []
+    for format_ in (torch.contiguous_format, CHANNELS_LAST):
+        param = torch.nn.Parameter(weights.to(BF16).to(memory_format=format_))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it stays wide
+            optimizer = Muon([param], lr=1e-2, storage="8bit")
+        go(param, optimizer, range(3))
+        found.append((optimizer, values_of(param, optimizer)["momentum_buffer"]))
+    (by_rows, coded), (by_channels, exact) = found
+    assert "momentum_buffer_steps" in next(iter(by_rows.state.values()))
+    assert "not row-major" in str(by_channels.memory_summary())
+    torch.testing.assert_close(coded, exact.contiguous(), rtol=0, atol=0.1 * float(exact.abs().max()))
+    (param,) = by_rows.state
+    before = values_of(param, by_rows)["momentum_buffer"]
+    param.data = param.data.to(memory_format=CHANNELS_LAST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        by_rows.param_groups[0]["momentum"] = 1.0  # keeps what there is
+        go(param, by_rows, [3])
+    assert torch.equal(values_of(param, by_rows)["momentum_buffer"].contiguous(), before.contiguous())

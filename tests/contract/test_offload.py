@@ -172,6 +172,31 @@ def test_a_state_that_someone_replaced_is_copied_in(compiled, replaced):
     assert_same(optimizer, plain)
 
 
+LAYOUTS = {
+    "transposed": lambda: torch.randn(96, 64).t(),
+    "permuted": lambda: torch.randn(8, 32, 64).permute(1, 0, 2),
+    "channels_last": lambda: torch.randn(64, 32, 3, 3).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@EVERY
+def test_kernels_use_states_in_place_whatever_the_layout(compiled, make, storage, layout):
+    """A copy that a launch makes of a state would be in pageable memory, out of reach of a device."""
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(LAYOUTS[layout]().to(F32 if storage is None else BF16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not row-major stays wide
+        optimizer = make([param], storage=storage, offload=True)
+    for _ in range(2):
+        param.grad = torch.ones_like(param)
+        optimizer.step()  # a launch table refuses to be made for such copies
+    assert on_host(optimizer)[0]
+    ((_, plan),) = optimizer._stepper.plans.values()
+    copied = [name for launch in plan.launches for name, _ in launch.table.copied if name not in ("param", "grad")]
+    assert not copied
+
+
 def test_states_of_a_model_on_another_device_get_other_memory(compiled):
     optimizer = train(AdamW(leaves([(64, 64)]), offload=True), 2)
     (state,) = optimizer.state.values()

@@ -112,7 +112,7 @@ def test_amsgrads_maximum_and_its_average_stay_float32():
     [
         ("4bit", ValueError, "storage='4bit' is unknown; use one of 'exact', '16bit', '8bit', None"),
         (8, TypeError, "storage=8 is a int"),
-        ({"exp_avg": "fp8"}, ValueError, "an unknown format; use one of 'float32', 'bf16', 'slice8'"),
+        ({"exp_avg": "fp8"}, ValueError, "an unknown format; use one of 'float32', 'bf16', 'slice8', 'linear8'"),
         ({"param": "slice8"}, ValueError, r"a format that it cannot have; use one of 'bf16\+16', 'bf16\+8'"),
         ({"exp_avg": "bf16+8"}, ValueError, "a format that it cannot have"),
         ({"ema_params": "bf16+8"}, ValueError, "which AdamW does not keep; it has 'param', 'exp_avg'"),

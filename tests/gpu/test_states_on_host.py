@@ -5,6 +5,7 @@ tests/contract/test_offload.py has what needs no GPU.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -15,9 +16,10 @@ import pytest
 import torch
 
 import fusedadam
-from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, step_in_backward
+from fusedadam import Adafactor, AdamP, AdamW, EmaAdamW, Muon, ScheduleFreeAdamW, step_in_backward
 from fusedadam.catalog import CATALOG
 from fusedadam.cli.doctor.bus import bandwidth
+from fusedadam.contract.stepper import Stepper
 from fusedadam.contract.storage import PRESETS
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.host_memory import slab_of
@@ -186,15 +188,19 @@ def test_nothing_half_written_is_read(way):
 
 
 def test_averages_as_weights_are_whole():
-    for make, read in (
-        (EmaAdamW, lambda o: o.ema_weights().__enter__()),
-        (ScheduleFreeAdamW, lambda o: o.eval()),
-    ):
+    for make in (EmaAdamW, ScheduleFreeAdamW):
         offloaded, plain = (made(make, "exact", offload) for offload in (True, False))
-        for optimizer in (offloaded, plain):
-            train(optimizer, 3, sleep=LONG // 4)
-            read(optimizer)
-        assert_alike(offloaded, plain)
+        with contextlib.ExitStack() as averaged:
+            for optimizer in (offloaded, plain):
+                train(optimizer, 3, sleep=LONG // 4)
+                trained = [param.clone() for group in optimizer.param_groups for param in group["params"]]
+                if make is EmaAdamW:
+                    averaged.enter_context(optimizer.ema_weights())
+                else:
+                    optimizer.eval()
+                params = [param for group in optimizer.param_groups for param in group["params"]]
+                assert not all(map(torch.equal, trained, params))
+            assert_alike(offloaded, plain)
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["current stream", "another stream"])
@@ -251,7 +257,14 @@ def test_the_device_keeps_none_of_it(monkeypatch):
 
 
 @pytest.mark.parametrize("storage", [None, "8bit"])
-def test_in_backward(storage):
+def test_in_backward(storage, monkeypatch):
+    run = Stepper.run
+
+    def late(stepper, *arguments):
+        torch.cuda._sleep(LONG // 10)  # on the stream beside the model
+        return run(stepper, *arguments)
+
+    monkeypatch.setattr(Stepper, "run", late)
     models = [torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4))).cuda() for _ in "ab"]
     models[1].load_state_dict(models[0].state_dict())
     if storage:
@@ -263,10 +276,51 @@ def test_in_backward(storage):
     for step in range(4):
         for model, optimizer in zip(models, optimizers, strict=True):
             x = torch.randn(8, 128, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()))
-            torch.cuda._sleep(LONG // 10)
             model(x).square().mean().backward()
+            joined = [param.detach().clone() for param in model.parameters()]  # the current stream has waited
             optimizer.step()
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, joined, model.parameters()))
     assert hosted(optimizers[0])
+    assert_alike(*optimizers)
+
+
+def test_complex_parameters_in_backward():
+    """Their gradients are often conjugated lazily."""
+    found = []
+    for offload in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(64, 64, dtype=torch.complex64))]).cuda()
+        optimizer = step_in_backward(model, lambda p, offload=offload: AdamW(p, offload=offload))
+        for _ in range(3):
+            (model[0] @ model[0].mH).abs().square().mean().backward()
+            optimizer.step()
+        found.append(optimizer)
+    assert_alike(*found)
+
+
+@pytest.mark.parametrize("make", [AdamP, Muon, Adafactor], ids=lambda make: make.__name__)
+def test_layouts_that_kernels_walk_row_by_row(make):
+    def leaves_():
+        torch.manual_seed(0)
+        weights = torch.randn(96, 64).t(), torch.randn(64, 32, 3, 3).to(memory_format=torch.channels_last)
+        return [torch.nn.Parameter(weight.cuda()) for weight in weights]
+
+    assert_alike(*(train(made(make, None, offload, params=leaves_()), 3) for offload in (True, False)))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_states_of_another_device_than_the_current_one():
+    def weights(device):
+        torch.manual_seed(0)
+        return [torch.nn.Parameter(torch.randn(128, 64).to(device))]
+
+    optimizers = [made(AdamW, None, offload, params=weights("cuda:1")) for offload in (True, False)]
+    for optimizer in optimizers:
+        for _ in range(2):
+            for param in params_of(optimizer):
+                param.grad = param.detach().clone()
+            optimizer.step()
     assert_alike(*optimizers)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusedadam import AdamW
+from fusedadam import AdamW, Muon
 from fusedadam.contract import role_arrays
 from fusedadam.formats import FORMATS, nearest, register
 from fusedadam.formats.noise import HALF, MULTIPLIERS, SPREAD, mixed, step_key
@@ -21,7 +21,7 @@ NEAREST = {"param": "bf16+8_nearest", "exp_avg": "slice8_nearest", "exp_avg_sq":
 
 @pytest.fixture(autouse=True)
 def controls():
-    for name in ("slice8", "slice8_signed", "bf16_8", "bf16_stochastic"):
+    for name in ("slice8", "slice8_signed", "linear8", "bf16_8", "bf16_stochastic"):
         register(nearest(FORMATS[name]))
     yield
     for name in [name for name in FORMATS if name.endswith("_nearest")]:
@@ -142,8 +142,89 @@ def test_every_exponent_and_code_comes_back(name, steps, codes):
             assert torch.equal(again[0], code | 0x80)
 
 
+def in_linear_steps(blocks, step_only=False):
+    """What linear8 keeps, rounded to nearest, in float64 by hand."""
+    largest = blocks.abs().amax(-1, keepdim=True)
+    power = torch.exp2(largest.log2().floor())
+    power = torch.where(largest > power * 127 / 64, 2 * power, power)
+    step = power / 64
+    if step_only:
+        return step
+    return ((blocks / step).abs() + 0.5).floor() * blocks.sign() * step
+
+
+def test_linear8_is_linear():
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randn(4000, 32, generator=generator) * torch.exp2(torch.linspace(-90, 120, 4000).round())[:, None]
+    blocks[::3, 5] = 2.0 ** torch.randint(-20, 20, (1334,), generator=generator) * 3
+    blocks[1::3, 7] = blocks[1::3].abs().amax(-1) * torch.linspace(1, 2, 1333)  # around powers of two
+    expected = in_linear_steps(blocks.double())
+    assert torch.equal(round_trip("linear8", blocks).double(), expected)
+    assert torch.equal(round_trip("linear8", expected.float()).double(), expected)  # what is stored stays
+    noisy = round_trip("linear8", blocks, torch.full(blocks.shape, -1, dtype=torch.int32)).double()
+    step = in_linear_steps(blocks.double(), step_only=True)
+    assert ((noisy - blocks).abs() < step).all()
+
+
+@pytest.mark.parametrize("exponent", [0, 9, 100, 254])
+def test_every_step_of_linear8_comes_back(exponent):
+    codes = torch.arange(-127, 128, dtype=torch.int8)
+    codes = torch.cat([codes, codes.new_zeros(-len(codes) % 31)]).view(-1, 31)
+    codes = torch.cat([codes, codes.new_full((len(codes), 1), 127)], 1)
+    exponents = torch.full((len(codes), 1), exponent, dtype=torch.uint8)
+    if exponent == 0:
+        codes = torch.zeros_like(codes)
+    values = load(FORMATS["linear8"], [codes, exponents], F32)
+    assert torch.equal(values.double(), codes.double() * 2.0 ** (exponent - 127 - 6))
+    again = [torch.empty_like(codes), torch.empty_like(exponents)]
+    store(FORMATS["linear8"], again, values)
+    assert torch.equal(again[0], codes)
+
+
+def test_errors_of_linear8_are_a_third_of_slice8s():
+    """Of a block as a whole; the control: small values of a block are better off in slice8."""
+    values = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+    small = values.abs() < 0.02
+    noise = next(noise_of(values.shape, 1))
+    linear, slices = (round_trip(name, values, noise) - values for name in ("linear8", "slice8_signed"))
+    assert linear.norm() < slices.norm() / 3
+    assert slices[small].norm() < linear[small].norm() / 3
+
+
+def test_muon_keeps_momentum_in_linear_steps_and_other_optimizers_do_not():
+    params = [torch.nn.Parameter(torch.zeros(64, 64)), torch.nn.Parameter(torch.zeros(64))]
+    muon = Muon([{"params": params, "use_muon": None}], storage="8bit")
+    group = muon.param_groups[0]
+    assert Muon.storage_of(group, params[0]).formats["momentum_buffer"] == "linear8"
+    assert muon.storage_of({**group, "use_muon": False}, params[0]).formats["exp_avg"] == "slice8_signed"
+    asked = {"momentum_buffer": "slice8"}
+    assert Muon.storage_of({**group, "storage": asked}, params[0]).formats["momentum_buffer"] == "slice8_signed"
+    adamw = AdamW(params, storage="8bit")
+    assert AdamW.storage_of(adamw.param_groups[0], params[0]).formats["exp_avg"] == "slice8_signed"
+
+
+def test_orthogonalized_momentum_in_linear_steps_stays_near_that_of_float32():
+    """Momentum of a gradient with singular values over two decades, and noise: directions in which it is small are
+    lifted to the size of all others, and rounding errors with them. The control: slice8 is twice as far off."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(64, 64, generator=generator))[0] for _ in range(2))
+    signal = (u * torch.logspace(0, -2, 64)) @ v
+    found = {}
+    for storage in (None, {"momentum_buffer": "linear8"}, {"momentum_buffer": "slice8"}):
+        noise, param = torch.Generator().manual_seed(1), torch.nn.Parameter(torch.zeros(64, 64, dtype=F32))
+        optimizer = Muon([param], lr=1.0, weight_decay=0.0, storage=storage, backend="eager")
+        for _ in range(40):
+            param.grad = signal + 1e-2 * torch.randn(64, 64, generator=noise)
+            before = param.detach().clone()
+            optimizer.step()
+        found[str(storage)] = before - param.detach()
+    exact, linear, slices = found.values()
+    assert (linear - exact).norm() < 0.3 * exact.norm()
+    assert (slices - exact).norm() > 2 * (linear - exact).norm()
+
+
 def test_zeros_infinities_and_nan():
-    for name in ("slice8", "slice8_signed"):
+    for name in ("slice8", "slice8_signed", "linear8"):
         assert round_trip(name, torch.zeros(2, 32)).eq(0).all()
         values = torch.ones(2, 32)
         values[0, 3] = torch.inf
@@ -177,7 +258,9 @@ def bias(name, values, steps, role):
     return mean, spread
 
 
-@pytest.mark.parametrize(("name", "role"), [("slice8", 2), ("slice8_signed", 1), ("bf16_stochastic", 1), ("bf16_8", 0)])
+@pytest.mark.parametrize(
+    ("name", "role"), [("slice8", 2), ("slice8_signed", 1), ("linear8", 1), ("bf16_stochastic", 1), ("bf16_8", 0)]
+)
 def test_rounding_is_unbiased(name, role):
     """Within 14 binades of a block's largest value: for each binade the pooled error is within 4 standard errors."""
     generator = torch.Generator().manual_seed(0)

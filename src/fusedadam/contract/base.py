@@ -257,6 +257,8 @@ class FusedOptimizer(Reports):
 
     def _before_reading(self) -> None:
         """Until their first step, states that begin as copies of the parameters follow them."""
+        if self._copies.params:
+            host_memory.wait()  # for earlier steps, perhaps on another stream
         self._copies.refresh(self.state, self.states)
         host_memory.wait()
 

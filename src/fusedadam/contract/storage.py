@@ -34,6 +34,7 @@ PRESETS = {
     "8bit": {"param": "bf16+8", "copy": "bf16+8", "state": "slice8"},
 }
 EXACT = PRESETS["exact"]
+LINEAR = "linear8"  # in place of slice8 where a rule orthogonalizes: an error counts by its size, wherever it is
 SMALLEST = 4096  # elements of a parameter whose states are kept in 8 bits
 SLOWEST = 0.99  # decay of a signed average in 8 bits: above it, the noise drowns the average
 # By what a state declares about another one: why both stay float32
@@ -113,10 +114,12 @@ def choose(optimizer: type[FusedOptimizer], group: Group, param: Tensor, special
         )
     asked = {role: _asked(storage, role, states) for role in roles}
     titles, reasons = dict(asked), dict[str, str]()
+    if isinstance(storage, str) and specialized.product is not None:
+        titles |= {role: LINEAR for role, title in asked.items() if title == "slice8" and states[role].signed}
     _keep_related_states_wide(storage, titles, reasons, states)
     _keep_slow_averages_wide(storage, titles, reasons, optimizer, group)
     wanted = [format_of(title, role, states) for role, title in titles.items()]
-    why = _not_eligible(param, wanted, specialized.is_factored)
+    why = _not_eligible(param, wanted, specialized)
     if why is not None:
         wide = {role: EXACT[_kind(role, states)] for role in roles}
         reasons |= {role: why for role in roles if titles[role] != wide[role]}
@@ -212,16 +215,17 @@ def _slow(optimizer: type[FusedOptimizer], group: Group) -> tuple[str, ...]:
     return tuple(name for name, decay in signed if float(optimizer.value(group, decay)) > SLOWEST)
 
 
-def _not_eligible(param: Tensor, formats: Sequence[Format], is_factored: bool) -> str | None:
-    """Why a parameter is kept exactly; None if it may have these formats. ``is_factored``: kernels walk along the last
-    dimension, so that blocks must, too."""
+def _not_eligible(param: Tensor, formats: Sequence[Format], specialized: SpecializedRule) -> str | None:
+    """Why a parameter is kept exactly; None if it may have these formats."""
     if not any(fmt.is_deferred for fmt in formats):
         return None
     if getattr(param, "_fsdp_flattened", False):
         return "flattened by FullyShardedDataParallel"
     by_block, by_rows = any(fmt.by_block for fmt in formats), is_row_major(param)
     # the shards of a channels_last DTensor may be stored in any order
-    along_channels = by_block and not is_factored and not is_dtensor(param) and is_channels_last(param)
+    is_factored = specialized.is_factored  # kernels walk along the last dimension, so that blocks must, too
+    by_matrix = is_factored or specialized.product is not None
+    along_channels = by_block and not by_matrix and not is_dtensor(param) and is_channels_last(param)
     if not by_rows and not along_channels:
         return "not row-major"
     if not by_block:

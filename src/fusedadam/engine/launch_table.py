@@ -22,6 +22,7 @@ from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, compute_dtype
 from fusedadam.formats.noise import seed_word
 from fusedadam.rules.rule import PARAM_SCALARS
 from fusedadam.rules.stages import Stage, Sum
+from fusedadam.tensors.host_memory import slab_of
 from fusedadam.tensors.layout import address_of, has_strides, is_plain, row_major_strides
 from fusedadam.tensors.shards import INDEX_FIELDS, IndexMap
 from fusedadam.tensors.transfer import sent, update
@@ -95,6 +96,7 @@ class LaunchTable(Geometry):
                 tensor = member.roles[name]
                 in_place = has_strides(tensor, self.strides_of(name, k, tensor)) and is_plain(tensor)
                 if not in_place or (name == "grad" and member.resolves_grad):
+                    assert slab_of(tensor) is None, f"{name}: kernels do not reach a copy of what is in host memory"
                     yield name, k
 
     def strides_of(self, name: str, k: int, tensor: Tensor) -> tuple[int, ...]:

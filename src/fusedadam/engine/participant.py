@@ -106,12 +106,12 @@ class Participant:
             return slab is not None and slab.device == device
         return slab is None and here.device == device
 
-    def brought_home(self, here: Tensor, strides: tuple[int, ...]) -> Tensor:
+    def brought_home(self, here: Tensor, strides: tuple[int, ...], is_new: bool) -> Tensor:
         """A copy of a state, where it is kept."""
         device = local(self.param).device
         if self.host is None or here.nbytes < host_memory.SMALLEST or capturing():
             return copy_with(here.to(device), strides)
-        self.host.moved += slab_of(here) is None
+        self.host.moved += slab_of(here) is None and not is_new
         return self.host.copy(here, strides, device)
 
     @property
@@ -227,7 +227,9 @@ def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:
 
 
 def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
-    """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's."""
+    """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's.
+    Kernels use all of them in place: a copy that a launch makes of a state in host memory would be out of their reach.
+    """
     param = local(p.param)
     strides = strides_for(param, p.chosen.values(), p.specialized, is_dtensor(p.param))
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
@@ -238,27 +240,26 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
         kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
         blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
         kept_otherwise |= any(_runs_otherwise(value, p.param) for value in blocks)
+        found: Mapping[str, Any] = state
         if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
             _wait_for(state)
-            made = p.new_state(role, dict(state))
-            if p.host is not None and not capturing():  # which is refused later
-                made = {name: p.host.placed(value, param.device) for name, value in made.items()}
-            fresh |= made
-            continue
+            found = p.new_state(role, dict(state))
+            fresh |= found
+        is_new, by = found is not state, p.specialized.rule.spaces[role]
         for name, array in arrays.items():
-            by = p.specialized.rule.spaces[role]
-            dtypes = checks.dtypes_like(param, by) if array is None else [array.dtype]
-            checks.tensor(f"state {name!r}", state[name], dtypes)
-            checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
-            here = local(state[name])
+            if not is_new:
+                dtypes = checks.dtypes_like(param, by) if array is None else [array.dtype]
+                checks.tensor(f"state {name!r}", state[name], dtypes)
+                checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
+            here = local(found[name])
             by_block = array is not None and array.by == "block"
             shape = p.smaller_shapes.get(name, param.shape)
             wanted = row_major_strides(here) if by_block or by != "element" else strides
             is_ready = p.is_at_home(here) and has_strides(here, wanted) and is_plain(here)
             if here.shape == shape and not is_ready:
                 _wait_for(state)
-                copy = p.brought_home(here, wanted)
-                alike = state[name]
+                copy = p.brought_home(here, wanted, is_new)
+                alike = found[name]
                 if not has_strides(here, wanted):
                     alike = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
                 fresh[name] = with_shard(alike, copy)

@@ -76,6 +76,8 @@ class Plan(PlacedLaunches):
         if not len(self.launches):
             return
         scalars, launches = self._scalars, self.launches
+        for slab, _ in self.slabs:
+            slab.in_use()
         steps = step_counts.next(scalars.places)
         run_all = scalars.fast_path(steps, options, amp)
         if run_all is not None:
@@ -94,8 +96,6 @@ class Plan(PlacedLaunches):
             launches.execute(self._roles(tensors), amp, count)
             scalars.prepare_fast_path(options, amp)
         self._increment_versions(params)
-        for slab, _ in self.slabs:
-            slab.in_use()
         if amp.grad_scale is not None:
             self._unscaling.finish(tensors, amp)
 

@@ -7,7 +7,8 @@ format       what a format is: arrays, and a codec
 plain        float32, float16, bfloat16, float64
 split        a bfloat16 weight and its low-order bits
 stochastic   bfloat16 with stochastic rounding
-slice8       8 bits for a value, and an exponent for 32
+slice8       8 bits for a value, and an exponent for 32; steps grow with the value
+linear8      the same memory, with steps of one size for 32 values
 noise        what stochastic rounding adds
 tensors      formats on torch's own tensors
 codecs       formats as source text, for a backend to compile
@@ -43,6 +44,7 @@ from collections.abc import Container, Iterable
 import torch
 
 from fusedadam.formats.format import Array, Format, nearest
+from fusedadam.formats.linear8 import LINEAR8
 from fusedadam.formats.plain import BF16, F16, F32, F64
 from fusedadam.formats.slice8 import SLICE8, SLICE8_SIGNED
 from fusedadam.formats.split import SPLIT_8, SPLIT_16
@@ -60,7 +62,7 @@ def register(fmt: Format) -> Format:
 
 
 PLAIN = (F32, F16, BF16, F64)
-for each in (*PLAIN, SPLIT_16, SPLIT_8, BF16_STOCHASTIC, SLICE8, SLICE8_SIGNED):
+for each in (*PLAIN, SPLIT_16, SPLIT_8, BF16_STOCHASTIC, SLICE8, SLICE8_SIGNED, LINEAR8):
     register(each)
 # The format of a role that is one plain tensor, unless another was chosen for it.
 FORMAT_OF_DTYPE: dict[torch.dtype, str] = {fmt.arrays[0].dtype: fmt.name for fmt in PLAIN}

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import abs as abs  # noqa: A004
-from torch import where as where
 
 from fusedadam.tensors.layout import PER_BLOCK
 
@@ -23,6 +22,12 @@ def bits_of_float(x: Float) -> Word:
 
 def float_of_bits(bits: Word) -> Float:
     return bits.view(torch.float32)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int):  # torch would take two constants for 64-bit integers
+        return torch.where(condition, x, y).to(torch.int32)
+    return torch.where(condition, x, y)
 
 
 def narrow(x: Float) -> Float:

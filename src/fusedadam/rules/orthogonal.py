@@ -174,8 +174,8 @@ def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
 
 
 def times_transpose(x: Tensor, added: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    """x x^T, or alpha x x^T + beta ``added``. It is symmetric: blocks left of the diagonal are copied from the right, so
-    four blocks of rows save three of eight multiplications. Where the processor multiplies tiles, they are so fast that
+    """x x^T, or alpha x x^T + beta ``added``. Both are symmetric: blocks left of the diagonal are copied. With four
+    blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, these are so fast that
     smaller products and copies cost more than that."""
     rows = len(x)
     if rows <= SMALLEST_BLOCK or (x.dtype == torch.bfloat16 and _multiplies_tiles()):

@@ -104,6 +104,7 @@ class HostMemory:
         self._slabs = [slab for slab in self._slabs if slab.memory is not None]
         for slab in self._slabs:
             if slab.device == device and (piece := slab.cut(nbytes)) is not None:
+                slab.in_use()  # by copies, even if no step follows
                 return piece
         locked = sum(slab.end - slab.begin for slab in self._slabs)
         # up to a quarter more at a time, so that little is locked in vain
@@ -114,7 +115,7 @@ class HostMemory:
             print(text, file=sys.stderr, flush=True)
         memory = allocate(size).numpy()
         slab = Slab(memory, device)
-        slab.in_use()  # by copies, even if no step follows
+        slab.in_use()
         _register(slab)
         self._slabs = [*self._slabs, slab]
         piece = slab.cut(nbytes)

@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 
 from fusedadam.tensors.shards import local
+from fusedadam.tensors.transfer import capturing
 
 PRIORITY = -1  # its few programs begin before the model's many, which would take all multiprocessors
-WAITING = 1 << 29  # bytes of gradients: if the bus is slower than the model, the model waits for it
+LARGEST_QUEUE = 1 << 29  # bytes of gradients: if the bus is slower than the model, the model waits for steps
 
 
 @dataclass
 class _Side:
-    """Of one device, whose gradients one thread of autograd computes."""
+    """The stream of one device. Autograd has one thread for each device, and each thread has a list of its own here."""
 
     stream: torch.cuda.Stream
     waiting: deque[tuple[torch.cuda.Event, int]] = field(default_factory=deque)  # gradients in use, and their sizes
-    is_used: bool = False  # since the last join
 
     def make_room(self, nbytes: int) -> None:
         """Waits on the host, since the allocator reuses memory only when the host has seen that a stream is done."""
-        while self.waiting and sum(size for _, size in self.waiting) + nbytes > WAITING:
+        while self.waiting and sum(size for _, size in self.waiting) + nbytes > LARGEST_QUEUE:
             self.waiting.popleft()[0].synchronize()
 
     def join(self) -> None:
-        self.is_used = False
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         while self.waiting and self.waiting[0][0].query():
             self.waiting.popleft()
@@ -44,7 +43,7 @@ class SideStream:
 
     def __init__(self) -> None:
         self._sides: dict[torch.device, _Side] = {}
-        self._joins_later = False
+        self._joined_after = -1  # the last backward pass that was told to join at its end
 
     @contextlib.contextmanager
     def beside(self, grad: Tensor) -> Iterator[None]:
@@ -55,8 +54,7 @@ class SideStream:
             side = self._sides[here.device] = _Side(torch.cuda.Stream(here.device, priority=PRIORITY))
         side.make_room(here.nbytes)
         side.stream.wait_stream(torch.cuda.current_stream(here.device))
-        here.record_stream(side.stream)
-        side.is_used = True
+        _record_use(here, side.stream)
         try:
             with torch.cuda.stream(side.stream):
                 yield
@@ -67,15 +65,23 @@ class SideStream:
             self._join_after_backward()
 
     def _join_after_backward(self) -> None:
-        if not self._joins_later:
-            self._joins_later = True
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(self.join)
-            except RuntimeError:  # a hook that someone calls outside of a backward pass
-                self.join()
+        """Once for each backward pass: one that fails does not call back."""
+        backward = torch._C._current_graph_task_id()
+        if backward == -1:  # a hook that someone calls outside of one
+            self.join()
+        elif backward != self._joined_after:
+            self._joined_after = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self.join)
 
     def join(self) -> None:
-        self._joins_later = False
-        for side in list(self._sides.values()):
-            if side.is_used:  # a capture cannot wait for others, and has none of its own
-                side.join()
+        """A stream under capture cannot wait for these, and in a capture nothing runs beside."""
+        for side in () if capturing() else list(self._sides.values()):
+            side.join()
+
+
+def _record_use(tensor: Tensor, stream: torch.cuda.Stream) -> None:
+    """Keeps the memory until the stream is done. A lazily conjugated or negated tensor cannot be recorded itself, since
+    torch would resolve it first; one of zeros alone has no memory."""
+    if not tensor._is_zerotensor():
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        memory.set_(tensor.untyped_storage()).record_stream(stream)  # type: ignore[call-overload]
