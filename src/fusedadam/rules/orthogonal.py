@@ -175,8 +175,8 @@ def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
 
 def times_transpose(x: Tensor, added: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
     """x x^T, or alpha x x^T + beta ``added``. Both are symmetric: blocks left of the diagonal are copied. With four
-    blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, these are so fast that
-    smaller products and copies cost more than that."""
+    blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, smaller
+    products and copies cost more than they save."""
     rows = len(x)
     if rows <= SMALLEST_BLOCK or (x.dtype == torch.bfloat16 and _multiplies_tiles()):
         return x @ x.mT if added is None else torch.addmm(added, x, x.mT, alpha=alpha, beta=beta)

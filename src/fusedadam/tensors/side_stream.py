@@ -84,4 +84,4 @@ def _record_use(tensor: Tensor, stream: torch.cuda.Stream) -> None:
     torch would resolve it first; one of zeros alone has no memory."""
     if not tensor._is_zerotensor():
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        memory.set_(tensor.untyped_storage()).record_stream(stream)  # type: ignore[call-overload]
+        memory.set_(tensor.untyped_storage()).record_stream(stream)
