@@ -36,7 +36,7 @@ class Table:
 def queue(stack, method, at_once=None):
     needed = orthogonal.scratch(Matrices(*stack.shape), stack.dtype, stack.device)
     memory = torch.full([(at_once or len(stack)) * needed], 0xFF, dtype=torch.uint8, device=stack.device)  # NaN
-    return orthogonal.orthogonalize(Table(method), stack, memory)
+    return orthogonal.prepare_orthogonalize(Table(method), stack, memory)
 
 
 def result(stack, method=DEFAULT, at_once=None):
@@ -144,7 +144,7 @@ def test_scratch_memory_is_what_it_says():
         needed = orthogonal.scratch(Matrices(1, *shape), F32, torch.device(DEVICE))
         memory = torch.zeros(3 * needed + 4096, dtype=torch.uint8, device=DEVICE)
         memory[3 * needed :] = 7
-        orthogonal.orthogonalize(Table(DEFAULT), drawn(3, *shape), memory[: 3 * needed])(None)
+        orthogonal.prepare_orthogonalize(Table(DEFAULT), drawn(3, *shape), memory[: 3 * needed])(None)
         assert (memory[3 * needed :] == 7).all()
 
 
@@ -153,8 +153,8 @@ def test_float64_and_what_has_no_descriptors_take_torchs_products(monkeypatch):
     expected = exact(stack, method)
     memory = torch.empty(0, dtype=torch.uint8)
     for found in (stack, stack.to(F32)):
-        assert not isinstance(orthogonal.orthogonalize(Plain(method), found, memory), launching.Queue)
-        orthogonal.orthogonalize(Plain(method), found, memory)(None)
+        assert not isinstance(orthogonal.prepare_orthogonalize(Plain(method), found, memory), launching.Queue)
+        orthogonal.prepare_orthogonalize(Plain(method), found, memory)(None)
         assert (distances(found, expected) < 0.05).all()
         monkeypatch.setattr(compat, "tensor_descriptor", lambda: None)
 

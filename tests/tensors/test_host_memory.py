@@ -117,7 +117,7 @@ def test_the_machine_and_the_container_say_what_can_be_locked(monkeypatch):
 
 
 def test_locking_gigabytes_says_what_it_is_doing(device, monkeypatch, capsys):
-    monkeypatch.setattr(host_memory, "TELL_FROM", 2**21)
+    monkeypatch.setattr(host_memory, "ANNOUNCED_FROM", 2**21)
     host = HostMemory()
     states = [host.copy(torch.zeros(2**20, dtype=torch.uint8), (1,), CPU)]
     assert not capsys.readouterr().err

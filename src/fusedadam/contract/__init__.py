@@ -27,5 +27,6 @@ Where a check goes: of one option's value, checks/options.py, listed in the clas
 other, ``check`` of the class; of a group and its parameters, ``_check_params`` in base.py; of a class against its rule,
 class_checks.py; of what would go wrong silently, refusals.py; of a likely mistake that is allowed, advice.py.
 
-States live on the device of their parameter: ``State.new`` in declarations.py and role_arrays.py make them.
+States are made on the device of their parameter, by ``State.new`` in declarations.py and by role_arrays.py; with
+``offload=True`` the engine moves them to host memory (engine/participant.py, tensors/host_memory.py).
 """

@@ -82,7 +82,7 @@ class Stepper:
         is_under_zero: bool = False,
         host: HostMemory | None = None,
     ) -> None:
-        # by whether they measure norms: some loops ask for these every 100 steps
+        # keys: whether the plan measures norms, which some loops ask for every 100 steps
         self.plans: dict[bool, tuple[PlanKey, Plan]] = {}
         self.last_plan: Plan | None = None  # of the last step, captured or not, for reports
         self.captured_plans: list[Plan] = []  # their memory is what CUDA graphs use, whenever they are replayed
@@ -132,8 +132,8 @@ class Stepper:
         )
 
     def run(self, prepared: PreparedStep) -> Tensor | None:
-        """Takes the step, unless an infinity was found. Where only the device knows, the kernels ask. Returns whether
-        one was found, here or elsewhere, if anyone has looked."""
+        """Takes the step, unless an infinity was found. Where only the device knows, the kernels ask. Returns
+        ``found_inf`` of all processes, which is not 0 if the step was left out; None if nobody has looked."""
         plan, targets, params, tensors, options, amp, followed = prepared
         if followed:
             self._copies.refresh(targets.states, self._optimizer.states, followed)

@@ -73,8 +73,9 @@ class Joined(Protocol):
     def __call__(self, step: int, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None: ...
 
 
-def orthogonalize(table: LaunchTable, stack: Tensor, _scratch: Tensor) -> RunStage:
-    """By torch's own products of matrices. Nothing is computed in a step that is left out."""
+def prepare_orthogonalize(table: LaunchTable, stack: Tensor, _scratch: Tensor) -> RunStage:
+    """By torch's own products of matrices. In a step that is left out, a CPU computes nothing; after a
+    device the next stage writes nothing."""
 
     def run(_: object) -> None:
         if table.found_inf is None or table.home.type != "cpu" or table.found_inf.item() == 0:
@@ -90,9 +91,9 @@ class Backend(NamedTuple):
     there. ``sum_across`` returns a function that adds up a sum over several parameters, each list of terms by itself.
     ``scalars``: kernels for scalars on the device; a backend whose tables are on the host needs none. ``join`` makes
     one function of several that the others returned, or returns None; its second argument says whether gradients are
-    scaled. ``orthogonalize`` returns the function that replaces a table's stack of matrices, (matrices, rows, columns);
-    it may use the bytes of another tensor for it. ``scratch``: how many of them one matrix needs at least, and None if
-    torch allocates what it needs.
+    scaled. ``prepare_orthogonalize`` returns the function that replaces a table's stack of matrices, (matrices, rows,
+    columns); it may use the bytes of another tensor for it. ``scratch``: how many of them one matrix needs at least,
+    and None if torch allocates what it needs.
     """
 
     prepare: Callable[[LaunchTable], Mapping[Position, RunStage]]
@@ -100,7 +101,7 @@ class Backend(NamedTuple):
     needs_tensors: bool  # it runs torch's own operations, not on addresses; values by row and tensor are on the host
     scalars: ScalarKernels | None = None
     join: Callable[[Sequence[Callable[..., None]], bool], Joined | None] | None = None
-    orthogonalize: Callable[[LaunchTable, Tensor, Tensor], RunStage] = orthogonalize
+    prepare_orthogonalize: Callable[[LaunchTable, Tensor, Tensor], RunStage] = prepare_orthogonalize
     scratch: Callable[[Matrices, torch.dtype, torch.device], int | None] = lambda *_: None
 
 

@@ -3,12 +3,14 @@
 The matrices of a chunk have one shape and one sharding. Shapes are for a chunk of 3 matrices of (1024, 64) on 4
 processes with Shard(0), two of which the first process owns:
 
+0. all-reduce  for float16 alone: the largest value of each matrix, which tells by what power of two it is multiplied
 1. pack        the operands here, (3, 256, 64), in the dtype of the products and ordered by owner
 2. all-to-all  each part to the owner of its matrix: the first process gets 4 times (2, 256, 64)
 3. unpack      the matrices owned here, (2, 1024, 64), which the backend multiplies
 4. the same way back
 
-A chunk is under way while the one before it is multiplied, and comes back while the one after it is.
+A chunk is under way while the one before it is multiplied. It comes back while the one after it is multiplied or, for
+float16, while the one after that is visited, since the all-reduce of that one waits for it.
 
 Of several replicas of a part, the one beside the owner sends it (at the owner's coordinates of the dimensions that
 replicate), and all of them get the result: replicas share the work. The layout depends on the parameters alone, not on
@@ -174,8 +176,8 @@ class Shared(NamedTuple):
 
 
 class MatrixExchange:
-    """Of a chunk: ``send`` its operands, ``multiply`` those that this process owns, ``receive`` the results. In between
-    others use its memory. ``orthogonalize``: the stack."""
+    """Exchanges one chunk: ``send`` its operands, ``multiply`` the matrices that this process owns, ``receive`` the
+    results. Other chunks use the same memory in between. ``orthogonalize`` replaces the stack of owned matrices."""
 
     def __init__(self, chunk: Shared, orthogonalize: RunStage) -> None:
         param, parts, owner_of, memory, slots, self._absent, self._stack, self._dtype = chunk

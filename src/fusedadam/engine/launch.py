@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,6 +55,14 @@ WITHOUT_TENSORS = Run([], [])
 Scheduled: TypeAlias = tuple[Callable[..., None], "int | None"]  # the launch whose tensors it is handed, if any
 
 
+class Turn(IntEnum):
+    """When a stage of a launch runs."""
+
+    WITH_ALL = 0  # stage by stage with the other launches of the step
+    OPERANDS = 1  # with its chunk, which stores the operands of a product
+    RESULTS = 2  # with its chunk, after the product
+
+
 class Launch:
     """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
@@ -72,11 +81,10 @@ class Launch:
         stage = next(stage for stage in self.table.specialized.stages if stage.position == position)
         return stage.space == "element" or not any(name in self.table.formats for name in stage.arrays)
 
-    def phase_of(self, position: Position) -> int:
-        """0: with the other launches of the step; 1: with its chunk, which stores operands; 2: after their product."""
+    def turn_of(self, position: Position) -> Turn:
         if self.product is None or position < self.product.position:
-            return 0
-        return 1 if position < Position(self.product.position.round, Phase.PRODUCTS) else 2
+            return Turn.WITH_ALL
+        return Turn.OPERANDS if position < Position(self.product.position.round, Phase.PRODUCTS) else Turn.RESULTS
 
     def begin(self, roles: Sequence[Roles]) -> Run:
         """``roles`` of all members of the step; read only if ``needs_tensors``."""
@@ -195,13 +203,14 @@ class Launches:
     def _in_order(self) -> Iterator[Scheduled]:
         """What runs, and the launch whose tensors it is handed, if any: stage by stage, and from the operands of a
         product on, chunk by chunk, which share memory."""
-        yield from self._stage_by_stage(None, lambda launch, at: launch.phase_of(at) == 0)
+        yield from self._stage_by_stage(None, lambda launch, at: launch.turn_of(at) == Turn.WITH_ALL)
         for chunk in self.chunks:
             if chunk.exchange is None:
                 yield from self._until_product(chunk)
                 yield from chunk.multiply
                 yield from self._after_product(chunk)
-        # each is on its way while the one before it is multiplied, and on its way back while the one after it is
+        # each is on its way while the one before it is multiplied, and on its way back while the one after it is,
+        # unless that begins with an all-reduce, which waits for it
         exchanged = [(chunk, chunk.exchange) for chunk in self.chunks if chunk.exchange is not None]
         for k in range(len(exchanged) + 2):
             for chunk, exchange in exchanged[k : k + 1]:
@@ -214,10 +223,10 @@ class Launches:
                 yield from self._after_product(chunk)
 
     def _until_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
-        return self._stage_by_stage(chunk, lambda launch, at: launch.phase_of(at) == 1)
+        return self._stage_by_stage(chunk, lambda launch, at: launch.turn_of(at) == Turn.OPERANDS)
 
     def _after_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
-        return self._stage_by_stage(chunk, lambda launch, at: launch.phase_of(at) == 2)
+        return self._stage_by_stage(chunk, lambda launch, at: launch.turn_of(at) == Turn.RESULTS)
 
     def _stage_by_stage(
         self, chunk: products.Chunk | None, is_due: Callable[[Launch, Position], bool]

@@ -181,15 +181,14 @@ def prepare_states(participants: Sequence[Participant], known: Mapping[Tensor, S
         p.state = {name: value for name, value in {**before, **p.fresh}.items() if name not in p.stale}
     if capturing() and any(p.fresh for p in participants):
         raise RuntimeError(
-            "step() is being captured in a CUDA graph, and would make new states, which every replay would empty; "
+            "step() is being captured in a CUDA graph, and would make new states, which every replay would reset; "
             "take a step, with the same parameters and options, before the capture"
         )
 
 
 def _check(participants: Sequence[Participant]) -> None:
     for p in participants:
-        if (refused := refused_shape(p.specialized, p.param.shape)) is not None:
-            raise ValueError(refused)
+        check_shape(p.specialized, p.param.shape)
         dtypes = checks.dtypes_like(p.param)
         checks.written("param", p.param, dtypes)
         if not p.is_absent:
@@ -198,25 +197,25 @@ def _check(participants: Sequence[Participant]) -> None:
     checks.new_tensors("param")
 
 
-def refused_shape(specialized: SpecializedRule, shape: Sequence[int]) -> str | None:
-    """Why a rule cannot take a parameter of this shape; None if it can."""
-    name, given = specialized.rule.name, f"a parameter has shape {tuple(shape)}"
+def check_shape(specialized: SpecializedRule, shape: Sequence[int]) -> None:
+    """Refuses a parameter of a shape that a rule cannot take."""
+    name = specialized.rule.name
     if specialized.is_factored and len(shape) < 2:
-        return (
-            f"{given}, without rows and columns, for which the rule {name} has values; compute them under "
-            "`if matrix:`, or leave the parameter out"
+        raise ValueError(
+            f"a parameter has shape {tuple(shape)}, without rows and columns, for which the rule {name} has values; "
+            "compute them under `if matrix:`, or leave the parameter out"
         )
     if specialized.product is not None and len(shape) < 2:
-        return (
-            f"{given}, and the rule {name} orthogonalizes matrices; do so under `if matrix:`, or leave the parameter "
-            "out"
+        raise ValueError(
+            f"a parameter has shape {tuple(shape)}, and the rule {name} orthogonalizes matrices; do so under "
+            "`if matrix:`, or leave the parameter out"
         )
     if specialized.product is not None and specialized.is_factored and len(shape) > 3:
-        return (
-            f"{given}: orthogonalized() sees {shape[0]} rows, and values by row or column of {name} see others, of "
-            f"{shape[-1]} elements; flatten all dimensions but the first in the model, or leave the parameter out"
+        raise ValueError(
+            f"a parameter has shape {tuple(shape)}: orthogonalized() sees {shape[0]} rows, and values by row or column "
+            f"of {name} see others, of {shape[-1]} elements; flatten all dimensions but the first in the model, or "
+            "leave the parameter out"
         )
-    return None
 
 
 def check_step_counts(known: Mapping[Tensor, StateDict]) -> None:

@@ -45,7 +45,7 @@ class Plan(PlacedLaunches):
         self.indices = [p.index for p in prepared.participants]
         super().__init__(prepared.launches, snapshot, [slots_of.get(index, {}) for index in self.indices])
         self.measures_norms = measures_norms  # its rules were specialized to measure norms
-        # their memory stays theirs as long as the tables have its addresses
+        # kept alive as long as the tables have addresses in them
         self.slabs = slabs_of(p.state[name] for p in present for name in p.hosted)
         self.meshes, self.presences = prepared.meshes, prepared.presences
         self._scalars = prepared.scalars
@@ -77,7 +77,7 @@ class Plan(PlacedLaunches):
             return
         scalars, launches = self._scalars, self.launches
         for slab, _ in self.slabs:
-            slab.in_use()
+            slab.mark_used()
         steps = step_counts.next(scalars.places)
         run_all = scalars.fast_path(steps, options, amp)
         if run_all is not None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fusedadam.engine.launch import Launch
 
 SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take in any case
-LARGEST_SHARE = 0.05  # of the parameters' memory that it may take, if that is more
+LARGEST_SHARE = 0.05  # the limit as a share of the parameters' memory, where that is more
 ALIGNMENT = 256  # bytes
 TORCHS_BYTES = 2 * (2 + 5)  # for each element, beside the operand: in 16 bits two copies, and five squares at most
 BYTES_UNDER_WAY = 2 * 2 * 2  # one chunk is sent and another one received, in 16 bits, with a copy on either side
@@ -106,7 +106,7 @@ def _with_owners(chunks: list[ShardedChunk], members: Sequence[Member]) -> list[
         counts = [math.prod(shape) for shape in shapes]
         every = np.array(owners(np.repeat(costs, counts).tolist(), mesh.size()))
         for n, shape, own in zip(numbers, shapes, np.split(every, np.cumsum(counts)[:-1]), strict=True):
-            # as many for each, but neighbors together: then they are sent from where they are
+            # sorted, so that neighbors have one owner, and are sent from where they lie
             chunks[n] = ShardedChunk(chunks[n].members, np.sort(own).reshape(shape))
     return chunks
 
@@ -260,7 +260,7 @@ def prepare(
         has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
         dtype = torch.float16 if has_own else product_dtype(operands)
         shared = Shared(whole, parts[key], chunk.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
-        multiply = launches[own[0]].backend.orthogonalize(tables[0], stack, scratch)
+        multiply = launches[own[0]].backend.prepare_orthogonalize(tables[0], stack, scratch)
         found.append(Chunk(own, [], n, MatrixExchange(shared, multiply)))
     return found
 
@@ -271,5 +271,6 @@ def _alone(launches: Sequence[Launch], own: Sequence[int]) -> list[tuple[RunStag
     for k in own:
         launch = launches[k]
         if not launch.table.is_absent and launch.scratch is not None:
-            found.append((launch.backend.orthogonalize(launch.table, stack_of(launch.table), launch.scratch), k))
+            multiply = launch.backend.prepare_orthogonalize(launch.table, stack_of(launch.table), launch.scratch)
+            found.append((multiply, k))
     return found

@@ -66,7 +66,7 @@ class ReducedValues(NamedTuple):
         return np.concatenate(chosen)
 
 
-class Exchange(NamedTuple):
+class Packing(NamedTuple):
     """Phases 1 and 3 for one memory: ``buffer[read_places] = memory[read]``, and after the all-reduce
     ``memory[write] = buffer[write_places]``. Shapes are for 8 values, of which this process contributes 3."""
 
@@ -99,8 +99,8 @@ class Reduction:
         on_mesh = home.type == mesh_device.type
         self._buffer = self._sums if on_mesh else torch.empty_like(self._sums, device=mesh_device)
         memories = {values.memory.data_ptr(): values.memory for values in reduced}
-        self._exchanges = [
-            self._exchange(memory, [values for values in reduced if values.memory.data_ptr() == address], begins)
+        self._packings = [
+            self._packing(memory, [values for values in reduced if values.memory.data_ptr() == address], begins)
             for address, memory in memories.items()
         ]
 
@@ -113,8 +113,8 @@ class Reduction:
         import torch.distributed as dist
 
         sums = self._sums.zero_()
-        for exchange in self._exchanges:  # 1. pack
-            sums[exchange.read_places] = exchange.memory[exchange.read].to(sums.device, sums.dtype)
+        for packing in self._packings:  # 1. pack
+            sums[packing.read_places] = packing.memory[packing.read].to(sums.device, sums.dtype)
         buffer = sums if self._buffer is sums else self._buffer.copy_(sums)
         for group in self._groups:  # 2. all-reduce
             if self._largest:  # as integers: non-negative floats have the order of their bits, with NaN above infinity
@@ -123,13 +123,11 @@ class Reduction:
                 dist.all_reduce(buffer, group=group)
         if buffer is not sums:
             sums.copy_(buffer)
-        for exchange in self._exchanges:  # 3. unpack
-            memory = exchange.memory
-            memory[exchange.write] = sums[exchange.write_places].to(memory.device, memory.dtype)
+        for packing in self._packings:  # 3. unpack
+            memory = packing.memory
+            memory[packing.write] = sums[packing.write_places].to(memory.device, memory.dtype)
 
-    def _exchange(
-        self, memory: Tensor, reduced: Sequence[ReducedValues], begins: dict[tuple[int, str], int]
-    ) -> Exchange:
+    def _packing(self, memory: Tensor, reduced: Sequence[ReducedValues], begins: dict[tuple[int, str], int]) -> Packing:
         read, read_places, write, write_places = [], [], [], []
         for values in reduced:
             pairs = zip(values.table.member_indices.tolist(), values.counts.tolist(), strict=True)
@@ -141,7 +139,7 @@ class Reduction:
             write_places.append(places if values.copies is None else places[values.copies])
         devices = (memory.device, self._sums.device) * 2
         arrays = (np.concatenate(each) for each in (read, read_places, write, write_places))
-        return Exchange(memory, *(sent(array, device) for array, device in zip(arrays, devices, strict=True)))
+        return Packing(memory, *(sent(array, device) for array, device in zip(arrays, devices, strict=True)))
 
 
 def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:

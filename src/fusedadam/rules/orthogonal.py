@@ -52,7 +52,7 @@ class NewtonSchulz(NamedTuple):
 
 
 DEFAULT = NewtonSchulz()
-SMALLEST_NORM = 1e-15  # from which on float32 has all squares that count
+SMALLEST_NORM = 1e-15  # above it, no square that matters underflows in float32
 # float16 holds values below 2**16; float32 has exponents that begin at -127, and powers of two of either sign up to 126
 LARGEST_EXPONENT, MOST_SHIFTED, MANTISSA_BITS = 127 + 14, 126, 23
 ROUNDED_UP = 1 << 12  # half of the last bit that float16 has of a float32: all ones round to the next power of two
@@ -115,13 +115,13 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
 
 def _orthogonalize_one(matrix: Tensor, dtype: torch.dtype, method: NewtonSchulz) -> None:
     narrow = matrix.to(dtype)
-    norm = max(_norm(narrow), method.eps)  # NaN, if it is
+    norm = max(_norm(narrow), method.eps)  # max() keeps a NaN that comes first
     wide, operand = (matrix, narrow) if matrix.shape[0] <= matrix.shape[1] else (matrix.mT, narrow.mT)
     wide.copy_(iterate(operand / norm, method.coefficients))  # by a number: 16 bits are divided in float32
 
 
 def largest(matrices: Tensor) -> Tensor:
-    """The largest absolute value of each, or of each part of one."""
+    """The largest absolute value of each matrix, or of each part of one."""
     if matrices.numel() == 0:
         return matrices.new_zeros(len(matrices))
     found: Tensor = torch.linalg.vector_norm(matrices.flatten(1), math.inf, dim=1)
@@ -214,5 +214,5 @@ def _multiplies_tiles() -> bool:
 
 
 def _has(name: str) -> bool:
-    """Of the processor; not in every torch."""
-    return bool(getattr(torch.cpu, name, bool)())
+    """Whether torch says that the processor has it; older versions lack the function."""
+    return bool(getattr(torch.cpu, name, lambda: False)())

@@ -2,7 +2,7 @@
 
 A kernel takes addresses from a launch table, so only the place of a state differs. Two dangers come with it. The host
 sees memory that a kernel has not finished writing: whoever reads states calls ``wait`` first. And no allocator of torch
-knows of an address in a table: ``in_use`` tells the one for page-locked memory which streams use a slab, so that the
+knows of an address in a table: ``mark_used`` tells the one for page-locked memory which streams use a slab, so that the
 memory is not given to anyone else before the kernels there are done, even if the optimizer is deleted after ``step()``.
 
 States are cut from slabs, since torch rounds each allocation up to a power of two; a slab has such a size. The memory
@@ -37,7 +37,7 @@ DEVICES: tuple[str, ...] = ("cuda",)  # that read host memory in place; ROCm (un
 SMALLEST = 1 << 14
 ALIGNMENT = 512  # bytes, as on a device
 SMALLEST_SLAB, LARGEST_SLAB = 1 << 20, 1 << 30  # bytes; larger states have slabs of their own
-TELL_FROM = 1 << 32  # bytes of slabs: page-locking takes 0.6 to 0.8 seconds a GiB
+ANNOUNCED_FROM = 1 << 32  # bytes of slabs: page-locking takes 0.6 to 0.8 seconds a GiB
 
 
 class Slab:
@@ -62,9 +62,10 @@ class Slab:
         self._free = -(-(begin + nbytes) // ALIGNMENT) * ALIGNMENT
         return torch.from_numpy(memory[begin : begin + nbytes])
 
-    def in_use(self) -> None:
-        """Tells torch's allocator that the current stream uses the memory: it waits for each stream that a copy was
-        made on without waiting. What a CUDA graph uses is kept, since that may be replayed at any time."""
+    def mark_used(self) -> None:
+        """Tells torch's allocator that the current stream uses the memory, by an asynchronous copy: it gives the memory
+        to others only when the streams of such copies are done. What a CUDA graph uses is kept, since that may be
+        replayed at any time."""
         memory: Any = self.memory
         if memory is None or self.device.type != "cuda":
             return
@@ -89,7 +90,7 @@ class HostMemory:
         self.moved = 0  # states that were elsewhere when a step needed them
 
     def placed(self, state: Tensor, device: torch.device) -> Tensor:
-        """A copy of a state of a parameter on this device: here, or on the device if it is small."""
+        """A copy of a state of a parameter on this device: in host memory, or on the device if it is small."""
         here = local(state)
         if here.nbytes < SMALLEST:
             return state.to(device, copy=True)
@@ -104,18 +105,20 @@ class HostMemory:
         self._slabs = [slab for slab in self._slabs if slab.memory is not None]
         for slab in self._slabs:
             if slab.device == device and (piece := slab.cut(nbytes)) is not None:
-                slab.in_use()  # by copies, even if no step follows
+                slab.mark_used()  # by copies, even if no step follows
                 return piece
         locked = sum(slab.end - slab.begin for slab in self._slabs)
         # up to a quarter more at a time, so that little is locked in vain
         more = min(LARGEST_SLAB, max(SMALLEST_SLAB, 1 << (locked // 4).bit_length() >> 1))
         size = max(more, 1 << (nbytes - 1).bit_length())
-        if locked < TELL_FROM <= locked + size:
-            text = f"fusedadam: offload=True page-locks more than {TELL_FROM >> 30} GiB, at 0.6 to 0.8 seconds a GiB"
+        if locked < ANNOUNCED_FROM <= locked + size:
+            text = (
+                f"fusedadam: offload=True page-locks more than {ANNOUNCED_FROM >> 30} GiB, at 0.6 to 0.8 seconds a GiB"
+            )
             print(text, file=sys.stderr, flush=True)
         memory = allocate(size).numpy()
         slab = Slab(memory, device)
-        slab.in_use()
+        slab.mark_used()
         _register(slab)
         self._slabs = [*self._slabs, slab]
         piece = slab.cut(nbytes)
@@ -185,7 +188,8 @@ def slabs_of(tensors: Iterable[Any]) -> list[tuple[Slab, Any]]:
 
 
 def wait() -> None:
-    """Until no kernel writes to host memory. Whoever replays a CUDA graph does not call us, so for all that runs."""
+    """Waits until no kernel writes to host memory: for everything on these devices, since a replayed CUDA graph does
+    not call this package."""
     devices = {slab.device for slab in _slabs if slab.memory is not None}
     for device in devices if devices and not capturing() else ():
         synchronize(device)

@@ -303,5 +303,5 @@ def _compile(title: str, text: str) -> Any:
 
 BACKEND = Backend(
     prepare, sum_across, needs_tensors=False, scalars=ScalarKernels(evaluate_scalars, count_steps), join=joined,
-    orthogonalize=orthogonal.orthogonalize, scratch=orthogonal.scratch,
+    prepare_orthogonalize=orthogonal.prepare_orthogonalize, scratch=orthogonal.scratch,
 )  # fmt: skip

@@ -36,7 +36,7 @@ from fusedadam.rules.orthogonal import Matrices, NewtonSchulz, Triple
 ALIGNMENT = 128  # elements in 16 bits: memory of each matrix begins at a multiple of it
 ROW_ALIGNMENT = 8  # of rows, for tensor descriptors
 SHARED_MEMORY = 200 << 10  # bytes that the tiles need
-SQUARES = 4
+SQUARES = 4  # matrices of rows x rows that two steps need
 PARTS, PART = 256, 4096  # of a norm: how many at most, and multiples of how many elements
 NORMALIZED = (64, 128)  # rows and columns at a time
 STEP = 64  # terms that are added at a time
@@ -51,7 +51,7 @@ class Tiles(NamedTuple):
 
 
 SMALL, LARGE = Tiles(64, 4, 4), Tiles(128, 4, 3)
-FEW_STEPS = 4
+FEW_STEPS = 4  # up to which the last product is computed without a mirror
 LONGEST_SMALL = 512  # rows of a square, up to which small tiles are faster for one matrix, or for a few
 
 
@@ -79,11 +79,11 @@ def scratch(matrix: Matrices, dtype: torch.dtype, device: torch.device) -> int |
     return 8 * PARTS + 2 * (2 * _extent(matrix.rows, matrix.columns) + SQUARES * _extent(narrow, narrow))
 
 
-def orthogonalize(table: LaunchTable, stack: Tensor, memory: Tensor) -> RunStage:
+def prepare_orthogonalize(table: LaunchTable, stack: Tensor, memory: Tensor) -> RunStage:
     matrix = Matrices(*stack.shape)
     needed = scratch(matrix, stack.dtype, stack.device)
     if needed is None:
-        return backend.orthogonalize(table, stack, memory)
+        return backend.prepare_orthogonalize(table, stack, memory)
     parts = stack.split(max(1, memory.numel() // needed)) if stack.numel() else ()
     return Queue(stack.device, [kernel for part in parts for kernel in _kernels(part, memory, table.newton_schulz)])
 

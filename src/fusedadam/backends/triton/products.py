@@ -65,15 +65,15 @@ def product(
         live = (i * TILE + x < rows) & (j * TILE + y < columns)
         tl.store(out + row * columns + j * TILE + y, result, mask=live)
     else:
-        store(out, result.to(out.dtype), batch, i, j, SYMMETRIC, TILE)
+        store_tile(out, result.to(out.dtype), batch, i, j, SYMMETRIC, TILE)
     if HAS_SECOND:
         if i == j:
             result += tl.where(x == y, gamma, 0.0)
-        store(second, result.to(second.dtype), batch, i, j, SYMMETRIC, TILE)
+        store_tile(second, result.to(second.dtype), batch, i, j, SYMMETRIC, TILE)
 
 
 @triton.jit
-def store(out, tile, batch, i, j, SYMMETRIC: tl.constexpr, TILE: tl.constexpr):
+def store_tile(out, tile, batch, i, j, SYMMETRIC: tl.constexpr, TILE: tl.constexpr):
     """A descriptor stores by way of shared memory: stores of a transpose from registers take as long as a product."""
     out.store([batch, i * TILE, j * TILE], tile.reshape(1, TILE, TILE))
     if SYMMETRIC:

@@ -14,7 +14,7 @@ from fusedadam.cli.verify.bounded import F64
 from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import Member
 from fusedadam.contract.role_arrays import value_of, weight_of
-from fusedadam.engine.participant import refused_shape
+from fusedadam.engine.participant import check_shape
 
 STEPS = 3
 SCALE = 1024.0  # of gradients, as by a GradScaler: a power of two, so that no bit is lost
@@ -83,9 +83,10 @@ def _refusal(case: Case, shape: tuple[int, ...]) -> str | None:
     params = [torch.nn.Parameter(torch.zeros(shape, dtype=case.param)) for _ in range(2)]
     try:
         optimizer = case.make(params, "eager")
+        check_shape(optimizer.specialized(optimizer.param_groups[0], params[0]), shape)
     except ValueError as error:
         return str(error)
-    return refused_shape(optimizer.specialized(optimizer.param_groups[0], params[0]), shape)
+    return None
 
 
 def take(case: Case, place: Place, seed: int) -> list[Step]:
