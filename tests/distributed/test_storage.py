@@ -157,7 +157,7 @@ def follow(layout: str, optimizer: str, storage: str, backend: str | None, dtype
     go(opt, params, range(STEPS))
     for name, p in zip(SHAPES, params, strict=True):
         assert_states_lie_like(p, opt.state[p])
-        has_codes = any(array.endswith("_codes") for array in opt.state[p])
+        has_codes = any(array.endswith(("_codes", "_steps")) for array in opt.state[p])
         assert has_codes == (storage == "8bit" and name in EIGHT_BITS), name
     assert_same([kept(opt, p) for p in params], alone(optimizer, dtype, storage=storage, backend=backend))
 
