@@ -288,7 +288,13 @@ def print_muon() -> None:
                     most = f"{found.operations.max() / even:.3f}", f"{found.largest / even:.3f}"
                     where = f"{model.name}, {layout.name}, {' x '.join(map(str, layout.mesh))}"
                     rows.append([where, *sent, "none", *most, str(found.collectives)])
-    headers = ["a device sends in a step", "on average", "at most", "AdamW", "most operations / even share"]
+    headers = [
+        "a device sends in a step",
+        "on average",
+        "at most",
+        "with AdamW",
+        "operations of the busiest / even share",
+    ]
     show([*headers, "largest matrix / even share", "all-to-alls"], rows)
 
 

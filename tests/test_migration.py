@@ -104,11 +104,27 @@ def eight_bits(package: str = "", theirs: str = "", offload: bool = False, **opt
         same(with_8_bits, make, rtol=0.0, atol=3 * NEAR["atol"])  # theirs is biased, and has fewer bits
 
 
-def offloaded(theirs: Any, ours: Any = fusedadam.AdamW) -> None:
+def offloaded(theirs: Any, ours: Any = fusedadam.AdamW, **options: Any) -> None:
     """With the CPU in the place of a GPU. torch's optimizers stand in for the ones that compute on the host."""
     with pretended() as device:
-        same(functools.partial(ours, offload=True), theirs)
+        same(functools.partial(ours, offload=True, **options), theirs)
         assert device.allocated
+
+
+def deepspeeds(ours: Any, theirs: Any, **options: Any) -> None:
+    """With float32 weights on the host: a bfloat16 model has those of float32, rounded, given the same gradients."""
+    offloaded(functools.partial(theirs, **options), ours, storage="exact", **options)
+    make = functools.partial(ours, storage="exact", offload=True, **options)
+    param = torch.nn.Parameter(start().bfloat16())
+    master = torch.nn.Parameter(param.detach().float())
+    with pretended():
+        mine, adam = make([param]), theirs([master], **options)
+        for step in range(STEPS):
+            param.grad = gradient(step).bfloat16()
+            master.grad = param.grad.float()
+            mine.step()
+            adam.step()
+    torch.testing.assert_close(param.float(), master.bfloat16().float(), rtol=2**-7, atol=1e-5)
 
 
 # --- torch.optim ------------------------------------------------------------------------------------------------------
@@ -149,6 +165,28 @@ def muon(theirs: Any, **ours: Any) -> None:
     torch.testing.assert_close(mine, trained(theirs), **near)
 
 
+def both_of_torchs() -> None:
+    """The groups that the page writes down, for a matrix and a vector."""
+    ours = [torch.nn.Parameter(start()), torch.nn.Parameter(drawn(5, (7,)))]
+    theirs = [torch.nn.Parameter(param.detach().clone()) for param in ours]
+    of_adamw = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+    one = fusedadam.Muon(
+        [
+            {"params": ours[:1], "use_muon": True, "lr": 0.02, "weight_decay": 0.1},
+            {"params": ours[1:], "use_muon": False, **of_adamw},
+        ]
+    )
+    two = torch.optim.Muon(theirs[:1], lr=0.02), torch.optim.AdamW(theirs[1:], lr=1e-3)
+    for step in range(STEPS):
+        for params in (ours, theirs):
+            for param in params:
+                param.grad = gradient(step, tuple(param.shape))
+        for optimizer in (one, *two):
+            optimizer.step()
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.0, atol=2e-3)
+    torch.testing.assert_close(ours[1], theirs[1], **CLOSE)
+
+
 def keller_jordans(o: Formula, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     o.m = o.m.lerp(g, 1 - 0.95)
     x = g.lerp(o.m, 0.95)
@@ -181,7 +219,7 @@ def with_auxiliary_adam() -> None:
 
 
 # --- bitsandbytes and HeavyBall ---------------------------------------------------------------------------------------
-def lion_in_8_bits() -> None:
+def lion_in_8_bits(**options: Any) -> None:
     def update(o: Formula, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         direction = (0.9 * o.m + 0.1 * g).sign()
         o.m = 0.99 * o.m + 0.01 * g
@@ -189,8 +227,42 @@ def lion_in_8_bits() -> None:
 
     # an average near 0 may have the other sign in 8 bits
     expected = trained(functools.partial(Formula, update=update))
-    off = (trained(functools.partial(fusedadam.Lion, storage="8bit")) - expected).abs().mean()
+    off = (trained(functools.partial(fusedadam.Lion, storage="8bit", **options)) - expected).abs().mean()
     assert off < 0.1 * (expected - start()).abs().mean()
+
+
+def lion_on_the_host() -> None:
+    with pretended() as device:
+        lion_in_8_bits(offload=True)
+        assert device.allocated
+
+
+def in_32_bits(**options: Any) -> None:
+    """States in float32, for bfloat16 parameters as well."""
+    param = torch.nn.Parameter(start().bfloat16())
+    optimizer = fusedadam.AdamW([param], state_dtype=torch.float32, **options)
+    param.grad = gradient(0).bfloat16()
+    optimizer.step()
+    assert optimizer.state[param]["exp_avg"].dtype == torch.float32
+    same(functools.partial(fusedadam.AdamW, state_dtype=torch.float32, **options), torch.optim.AdamW)
+
+
+def on_the_host_in_32_bits() -> None:
+    with pretended() as device:
+        in_32_bits(offload=True)
+        assert device.allocated
+
+
+def one_in_32_bits() -> None:
+    """Beside another one in 8 bits."""
+    params = [torch.nn.Parameter(start().bfloat16()) for _ in range(2)]
+    groups = [{"params": params[:1], "storage": "8bit"}, {"params": params[1:], "state_dtype": torch.float32}]
+    optimizer = fusedadam.AdamW(groups)
+    for param in params:
+        param.grad = gradient(0).bfloat16()
+    optimizer.step()
+    assert "exp_avg_codes" in optimizer.state[params[0]]
+    assert optimizer.state[params[1]]["exp_avg"].dtype == torch.float32
 
 
 def heavyballs(o: Formula, p: torch.Tensor, g: torch.Tensor, caution: bool = False) -> torch.Tensor:
@@ -274,19 +346,25 @@ CASES: dict[str, Callable[[], None]] = {
     "`torch.nn.utils.clip_grad_norm_(params, 1.0)` and `optimizer.step()`": clipped,
     "`torch.optim.SGD`, `RMSprop`, `Adadelta`, `RAdam`, `NAdam`, `Adafactor`": torchs_names,
     "`torch.optim.Muon(matrices, lr=0.02)`": lambda: muon(functools.partial(torch.optim.Muon, lr=0.02), lr=0.02),
+    "`torch.optim.Muon(matrices, lr=0.02)` and `torch.optim.AdamW(rest, lr=1e-3)`": both_of_torchs,
     "AdamW and `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))`": averaged,
     "`bnb.optim.AdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "AdamW8bit"),
-    "`bnb.optim.AdamW32bit(params)`": lambda: same(fusedadam.AdamW, torch.optim.AdamW),
+    "`bnb.optim.AdamW32bit(params)`": in_32_bits,
     "`bnb.optim.Lion8bit(params)`": lion_in_8_bits,
     "`bnb.optim.PagedAdamW8bit(params)`": lambda: eight_bits("bitsandbytes", "PagedAdamW8bit", offload=True),
+    "`bnb.optim.PagedAdamW(params)`, `PagedAdamW32bit(params)`": on_the_host_in_32_bits,
+    "`bnb.optim.PagedLion8bit(params)`": lion_on_the_host,
+    '`GlobalOptimManager.get_instance().override_config(param, "optim_bits", 32)`': one_in_32_bits,
     "`torchao.optim.AdamW8bit(params)`": lambda: eight_bits("torchao", "AdamW8bit"),
     "`torchao.optim.AdamW8bit(params, bf16_stochastic_round=True)`": lambda: eight_bits(
         "torchao", "AdamW8bit", bf16_stochastic_round=True
     ),
     "`torchao.optim.AdamW4bit(params)`, `AdamWFp8(params)`": eight_bits,
     "`torchao.optim.CPUOffloadOptimizer(params, torch.optim.AdamW)`": lambda: offloaded(torch.optim.AdamW),
-    '`"offload_optimizer": {"device": "cpu"}`, with `DeepSpeedCPUAdam(params)`': lambda: offloaded(torch.optim.AdamW),
-    "`DeepSpeedCPUAdam(params, adamw_mode=False)`": lambda: offloaded(torch.optim.Adam, fusedadam.Adam),
+    '`"offload_optimizer": {"device": "cpu"}`, with `DeepSpeedCPUAdam(params)`': lambda: deepspeeds(
+        fusedadam.AdamW, torch.optim.AdamW, weight_decay=0.0
+    ),
+    "`DeepSpeedCPUAdam(params, adamw_mode=False)`": lambda: deepspeeds(fusedadam.Adam, torch.optim.Adam),
     "`heavyball.AdamW(params)`": lambda: same_formula(as_heavyball(), heavyballs),
     "`heavyball.AdamW(params, caution=True)`": lambda: same_formula(
         as_heavyball(cautious=True), functools.partial(heavyballs, caution=True)

@@ -122,6 +122,7 @@ def authors() -> Iterator[Entry]:
     yield _entry("rule", rules.rule, _fenced("@rule(scalars=..., reports=(), opening=None)"))
     yield Entry("FusedOptimizer", "FusedOptimizer", summary(FusedOptimizer), body(FusedOptimizer))
     yield _entry("State", fusedadam.State, signature("State", fusedadam.State))
+    yield _entry("NewtonSchulz", fusedadam.NewtonSchulz, signature("NewtonSchulz", fusedadam.NewtonSchulz))
     yield from (_told(name, getattr(fusedadam, name)) for name in TOLD if name in fusedadam.__all__)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 ROTARY = "x * cos + torch.cat((-b, a), -1) * sin, with a, b = x.chunk(2, -1)"
-OFFLOAD = "offload=True of our optimizers (its page: Less memory)"
-LESS_MEMORY = "storage= of our optimizers (its page: Less memory)"
+OFFLOAD = "offload=True of optimizers of fusedadam (its page: Less memory)"
+LESS_MEMORY = "storage= of optimizers of fusedadam (its page: Less memory)"
 SHARDING = "torch.distributed.fsdp.fully_shard (its page: Sharded models)"
 
 # docs/ascend.md lists them, too

@@ -1,6 +1,6 @@
-"""Sums over sharded parameters: one all-reduce per round, for all parameters of a mesh.
+"""Sums over sharded parameters: one all-reduce for all parameters of a mesh, at each position of a step that sums.
 
-Each round of a step that sums has three phases of communication:
+Each has three phases of communication:
 
 1. pack: each process copies its local sums to their places in one float64 buffer, which is zero elsewhere
 2. all-reduce: the buffers of all processes are added up (or their maximum is taken)
