@@ -136,11 +136,12 @@ def module(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ByRow", "ForMatrices"])
-def test_shapes_that_a_class_refuses_are_left_out_and_said(module, name, capsys):
+def test_shapes_that_a_class_refuses_are_left_out_and_said(module, name, capsys, recwarn):
     options = ["--backend", "eager", "--device", "cpu", "--jobs", "1"]
     assert command.main(["--optimizers", f"{module}:{name}", *options]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{name} takes no parameters of shape (), (1,), (0,), (1023,)" in said
+    assert not recwarn
     assert "(4, 3, 3, 3), (2049,), (4, 8, 3, 3), (9, 1056)" not in said
     case = cases_of(f"{module}:{name}", everything=False)[0]
     shapes = [shape for shape, _ in steps.layouts_of(case)]
