@@ -13,6 +13,8 @@ import torch
 import fusedadam
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.in_backward import step_in_backward
+from fusedadam.ops import orthogonalized, sqrt, sum_last
+from fusedadam.rules.rule import Scalar, Value, rule
 from tests.meaning.test_complex import C64, C128, TAKING, numbers, train
 
 REFUSING = sorted(
@@ -198,3 +200,33 @@ def test_widened_state_dicts_keep_imaginary_parts():
     optimizer.step()
     wide = fusedadam.AdamW.widen_state_dict(optimizer.state_dict())
     assert wide["state"][0]["exp_avg"].dtype == torch.complex32
+
+
+def by_matrix_scalars(lr):
+    return {"lr": lr}
+
+
+@rule(scalars=by_matrix_scalars)
+def by_matrix(param: Value, grad: Value, *, lr: Scalar) -> Value:
+    param = param - lr * orthogonalized(grad)
+    return param
+
+
+@rule(scalars=by_matrix_scalars)
+def by_rows(param: Value, grad: Value, *, lr: Scalar) -> Value:
+    param = param - lr * grad / sqrt(sum_last(grad * grad))
+    return param
+
+
+@pytest.mark.parametrize("own", [by_matrix, by_rows], ids=lambda own: own.name)
+def test_rows_and_matrices_of_real_numbers_are_refused(own):
+    """Kernels counted rows of pairs as rows of real numbers, and wrote beyond their memory."""
+
+    class Own(FusedOptimizer):
+        rule, states, options, takes_complex = own, {}, fusedadam.OPTIONS, True
+
+        def __init__(self, params, lr=1.0, **common):
+            super().__init__(params, lr=lr, **common)
+
+    with pytest.raises(ValueError, match="has rows, columns or matrices of real numbers; set takes_complex = False"):
+        Own([torch.nn.Parameter(torch.zeros(6, 8, dtype=torch.complex64))])

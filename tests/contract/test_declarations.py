@@ -11,6 +11,7 @@ from fusedadam.catalog import CATALOG
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import OPTIONS, State
 from fusedadam.optimizers.adamw import adam
+from fusedadam.rules.rule import Scalar, Value, rule
 
 CLASSES = [fusedadam.AdamW, fusedadam.Adam, fusedadam.AdamP, fusedadam.BertAdam, fusedadam.EmaAdamW]
 CLASSES += [ascend.NpuFusedAdamW, ascend.NpuFusedAdamP, ascend.NpuFusedBertAdam, ascend.FusedEmaAdamW]
@@ -65,3 +66,21 @@ def test_dtypes_may_be_named_as_configuration_files_do(name):
     for wrong in ("float31", "nn", "bf16"):
         with pytest.raises((TypeError, ValueError), match=r"state_dtype="):
             fusedadam.AdamW([first], state_dtype=wrong)
+
+
+def test_what_comes_from_a_parameter_is_no_argument_of_scalars():
+    def scalars(lr, matrix_rows):
+        return {"lr": lr * matrix_rows}
+
+    @rule(scalars=scalars)
+    def scaled(param: Value, grad: Value, *, lr: Scalar) -> Value:
+        param = param - lr * grad
+        return param
+
+    with pytest.raises(TypeError, match="take matrix_rows, which comes from each parameter; name it in the signature"):
+
+        class Scaled(FusedOptimizer):
+            rule, states, options = scaled, {}, OPTIONS
+
+            def __init__(self, params, lr=1.0, **common):
+                super().__init__(params, lr=lr, **common)

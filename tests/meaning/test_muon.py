@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -293,3 +294,49 @@ def test_buffers_of_sgd_are_refused_and_muons_by_sgd():
     train(saved, steps=1)
     with pytest.raises(ValueError, match="options of another optimizer than SGD"):
         SGD(parameters(F32, SHAPES[:1]), lr=0.1, momentum=0.9).load_state_dict(saved.state_dict())
+
+
+class Chosen(Muon):
+    method = NewtonSchulz()
+
+    @classmethod
+    def newton_schulz(cls, group):
+        return cls.method
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "says"),
+    [
+        ("polar-express", TypeError, "Chosen.newton_schulz(group) returned a str; it must return a fusedadam.New"),
+        (((1.5, -0.5, 0.0),) * 5, TypeError, "returned a tuple"),
+        (NewtonSchulz((3.4445, -4.775, 2.0315)), ValueError, "must have a triple (a, b, c) of numbers for each"),
+        (NewtonSchulz(((1.5, -0.5),)), ValueError, "must have a triple"),
+        (NewtonSchulz("keller"), ValueError, "must have a triple"),
+        (NewtonSchulz(eps=0.0), ValueError, "eps above 0"),
+        (NewtonSchulz(eps=float("nan")), ValueError, "eps above 0"),
+        (NewtonSchulz(((float("inf"), 0.0, 0.0),)), ValueError, "coefficients must be finite"),
+    ],
+)  # fmt: skip
+def test_iterations_of_ones_own_are_checked_before_anything_is_written(method, error, says, monkeypatch):
+    param = torch.nn.Parameter(torch.ones(4, 6))
+    optimizer = Chosen([param])
+    monkeypatch.setattr(Chosen, "method", method)
+    optimizer.param_groups[0]["lr"] = 0.1
+    param.grad = torch.ones_like(param)
+    with pytest.raises(error, match=re.escape(says)):
+        optimizer.step()
+    assert not optimizer.state[param]
+    assert param.eq(1).all()
+
+
+def test_iterations_may_be_lists(monkeypatch):
+    """As configuration files have them."""
+    found = []
+    for method in (NewtonSchulz([[1.5, -0.5, 0], [2, -1.5, 0.5]]), NewtonSchulz(((1.5, -0.5, 0.0), (2.0, -1.5, 0.5)))):
+        monkeypatch.setattr(Chosen, "method", method)
+        param = torch.nn.Parameter(torch.eye(4, 6))
+        optimizer = Chosen([param], lr=0.1)
+        param.grad = torch.arange(24.0).view(4, 6)
+        optimizer.step()
+        found.append(param.detach())
+    assert torch.equal(*found)

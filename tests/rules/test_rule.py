@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import re
 
 import pytest
 import torch
 
+from fusedadam import ops
 from fusedadam.ascend import apply_adam
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.contract.declarations import State
 from fusedadam.optimizers.adamw import adam
 from fusedadam.rules.clipping import clipped_by_norm, maximized_and_clipped
-from fusedadam.rules.ops import maximum, sqrt, total, where
+from fusedadam.rules.ops import maximum, orthogonalized, sqrt, total, where
 from fusedadam.rules.rule import Flag, Rule, RuleError, Scalar, Value, Values, rule
 from tests.support import PLACES
 
@@ -234,3 +236,41 @@ def test_openings_that_are_refused():
         place = rf"{opening.__name__} \(.*:{opening.__code__.co_firstlineno}\)"
         with pytest.raises(RuleError, match=rf"rule {place}: an opening changes the gradient alone, and ends with"):
             rule(scalars=clipping_scalars, opening=opening)(plain)
+
+
+def test_a_rule_that_trains_nothing_is_refused():
+    """Compiled kernels left the parameter as it was, without a word."""
+
+    def forgets(param: Value, grad: Value, a: Value) -> Values:
+        a = a + grad
+        param = param - a
+        return a
+
+    def leaves(param: Value, grad: Value, a: Value) -> Values:
+        a = a + grad
+        return param, a
+
+    with pytest.raises(RuleError, match="the new `param` is not returned, so that nothing is trained; add it to"):
+        rule(scalars=no_scalars)(forgets)
+    with pytest.raises(RuleError, match="`param` is returned, but never assigned; assign what it becomes"):
+        rule(scalars=no_scalars)(leaves)
+
+
+def test_an_error_in_a_helper_of_the_package_names_the_line_that_calls_it():
+    def late(param: Value, grad: Value) -> Value:
+        update, norm = clipped_by_norm(orthogonalized(grad), 1.0)
+        param = param - update / norm
+        return param
+
+    with pytest.raises(RuleError, match=rf"rule late \({re.escape(__file__)}:\d+\): `clipped_by_norm\(.*`: a sum over"):
+        rule(scalars=no_scalars)(late)
+
+
+@pytest.mark.parametrize("op", ["orthogonalized", "sum_last", "total", "tensor_norm"])
+def test_sums_and_products_are_imported_by_name(op):
+    space: dict[str, object] = {"ops": ops, "Value": Value}
+    source = f"def dotted(param: Value, grad: Value) -> Value:\n    param = param - ops.{op}(grad)\n    return param\n"
+    linecache.cache[f"<dotted {op}>"] = (len(source), None, source.splitlines(keepends=True), f"<dotted {op}>")
+    exec(compile(source, f"<dotted {op}>", "exec"), space)
+    with pytest.raises(RuleError, match=rf"write {op}\(...\), imported by name from fusedadam.ops"):
+        rule(scalars=no_scalars)(space["dotted"])

@@ -31,7 +31,7 @@ from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.scalars import Options
-from fusedadam.rules.orthogonal import NewtonSchulz
+from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.transfer import capturing
@@ -124,7 +124,7 @@ class FusedOptimizer(Reports):
     @classmethod
     def newton_schulz(cls, group: Group) -> NewtonSchulz:
         """How a rule that orthogonalizes does so; a class may read options of its own."""
-        return NewtonSchulz()
+        return DEFAULT
 
     @classmethod
     def storage_of(cls, group: Group, param: Tensor) -> storage.Choice:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedadam.contract.declarations import Group, State
 from fusedadam.formats import FORMATS
-from fusedadam.rules.rule import Rule
+from fusedadam.rules.rule import PARAM_SCALARS, Rule
 
 if TYPE_CHECKING:
     from fusedadam.contract.base import FusedOptimizer
@@ -44,6 +44,12 @@ def check_class(cls: type[FusedOptimizer]) -> None:
     _check_states(cls)
     known = {*cls.options, *cls.derived, *cls.fixed}
     unknown = [name for name in _needed(cls) if name not in known]
+    own = [name for name in unknown if name in PARAM_SCALARS]
+    if own:
+        raise TypeError(
+            f"the scalars of {cls.__name__} take {', '.join(own)}, which comes from each parameter; name it in the "
+            "signature of the rule, as a Scalar, and calculate with it there"
+        )
     if unknown:
         raise TypeError(
             f"the rule of {cls.__name__} needs {', '.join(unknown)}; declare each in options, derived or fixed"

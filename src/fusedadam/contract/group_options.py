@@ -19,6 +19,7 @@ from fusedadam.contract import refusals, storage
 from fusedadam.contract.class_checks import WITHOUT_EFFECT, Recorded, check_effects
 from fusedadam.contract.declarations import Group, is_on_device
 from fusedadam.engine.scalars import Flags, Options
+from fusedadam.rules.orthogonal import NewtonSchulz, checked
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 
@@ -42,6 +43,11 @@ class Reading(NamedTuple):
     structure: int  # another number whenever ``plan`` has changed
     lr_at: int | None  # which hyper-parameter is the learning rate; None if others, or checks, follow from it
     lr_seen_at: int | None  # where its value is among ``seen``; None if it cannot change alone
+
+
+def method_of(optimizer: type[FusedOptimizer], group: Group) -> NewtonSchulz:
+    """How matrices of a group are orthogonalized."""
+    return checked(optimizer.newton_schulz(group), f"{optimizer.__name__}.newton_schulz(group)")
 
 
 UNREAD = Reading((), (), None, [], {}, frozenset(), False, False, 0, None, None)
@@ -118,7 +124,7 @@ class GroupOptions:
             check_effects(declared, group)
         options = tuple([others[n] if n != "lr" else _number(n, declared.value(group, n)) for n in needed])
         place = group.get("backend"), group.get("offload")
-        plan = flags, storage.key(declared, group), place, declared.newton_schulz(group)
+        plan = flags, storage.key(declared, group), place, method_of(declared, group)
         is_other = plan != last.plan
         if is_other and group.get("storage") is not None and not declared.__module__.startswith("fusedadam."):
             refusals.check_signs(declared, flags, options)

@@ -51,6 +51,12 @@ def _check_complex(optimizer: type[FusedOptimizer], group: Group, param: Tensor)
             f"param has dtype {dtype}, and the formula of {optimizer.__name__} is defined for real parameters alone; "
             "train it with another optimizer, such as AdamW or SGD, or store it as a real tensor: torch.view_as_real"
         )
+    specialized = optimizer.specialized(group, param)
+    if specialized.is_factored or specialized.product is not None:
+        raise ValueError(
+            f"param has dtype {dtype}, and the rule {specialized.rule.name} has rows, columns or matrices of real "
+            "numbers; set takes_complex = False, or use row_sum and tensor_sum, which add up real and imaginary parts"
+        )
     for option, why in FOR_REALS.items():
         if group.get(option):
             raise ValueError(

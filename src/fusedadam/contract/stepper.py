@@ -15,7 +15,7 @@ from fusedadam import backends
 from fusedadam.contract import advice, refusals, role_arrays, storage, wrappers
 from fusedadam.contract.copies import Copies
 from fusedadam.contract.declarations import Group
-from fusedadam.contract.group_options import GroupOptions
+from fusedadam.contract.group_options import GroupOptions, method_of
 from fusedadam.engine.changes.names import CHANGED, MOVED
 from fusedadam.engine.changes.snapshot import Tensors
 from fusedadam.engine.launch import NO_AMP, Amp
@@ -239,7 +239,7 @@ class Stepper:
                     new_state,
                     formats,
                     group.get("seed", 0),
-                    self._optimizer.newton_schulz(group),
+                    method_of(self._optimizer, group),
                     self.host if refusals.offloads(group, param.device) else None,
                     self._in_backward,
                 )

@@ -214,7 +214,7 @@ def check_shape(specialized: SpecializedRule, shape: Sequence[int]) -> None:
         raise ValueError(
             f"a parameter has shape {tuple(shape)}: orthogonalized() sees {shape[0]} rows, and values by row or column "
             f"of {name} see others, of {shape[-1]} elements; flatten all dimensions but the first in the model, or "
-            "leave the parameter out"
+            "put the parameter into a group with other flags"
         )
 
 

@@ -76,6 +76,7 @@ class Lowering(ast.NodeTransformer):
         self.conditions = dict(zip(source.kinds, arguments, strict=False))  # which names are; the others are not
         self.returned: dict[ast.expr, IsCondition] = {}  # the same for calls that were visited
         self.inlined: list[ast.stmt] = []  # belongs before the statement that is being visited
+        self.written_at: tuple[Function, ast.Call] | None = None  # the author's call of a helper of this package
 
     def statements(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
         for statement in body:
@@ -259,7 +260,8 @@ class Lowering(ast.NodeTransformer):
         place = f"{self.scope}{self.source.places}{node.lineno}_{node.col_offset}"  # the same under all flags
         if called in SUMS or called is orthogonalized:
             name = f"{called.__name__}_{place.replace('.', '_')}"
-            (self.sums if called in SUMS else self.products)[name] = WrittenCall(called, self.source, node)
+            where = self.written_at or (self.source, node)
+            (self.sums if called in SUMS else self.products)[name] = WrittenCall(called, *where)
             return call(name, *arguments)
         if called is divide:
             self.source.fail(node, f"`{ast.unparse(node)}`: in a rule, divide with `/`")
@@ -269,18 +271,17 @@ class Lowering(ast.NodeTransformer):
             if called in self.callers:
                 self.source.fail(node, f"`{ast.unparse(node)}`: a helper cannot call itself, nor the one that calls it")
             if _has_sums(called):
-                result, self.returned[node] = self.inline(called, arguments, f"{place}.", kinds)
+                result, self.returned[node] = self.inline(called, arguments, f"{place}.", kinds, node)
                 return result
             helper = self.helper(called, kinds)
             self.returned[node] = helper.is_condition
             return call(helper.name, *arguments)
         asked = ast.unparse(node.func).rpartition(".")[2]
         asked = MEANT.get(asked, asked)
-        if asked in (*self.ops, *COMPOSED, *MEANT.values()):
+        sums = [*(op.__name__ for op in SUMS), "orthogonalized", "tensor_norm", "total_norm"]
+        if asked in (*self.ops, *COMPOSED, *MEANT.values(), *sums):
             self.source.fail(node, f"`{ast.unparse(node)}`: write {asked}(...), imported by name from fusedadam.ops")
-        known = ", ".join(
-            [*self.ops, *COMPOSED, *(op.__name__ for op in SUMS), "orthogonalized", "tensor_norm", "total_norm"]
-        )
+        known = ", ".join([*self.ops, *COMPOSED, *sums])
         self.source.fail(
             node, f"`{ast.unparse(node.func)}` is neither an op ({known}) nor a helper function of this module"
         )
@@ -302,11 +303,14 @@ class Lowering(ast.NodeTransformer):
         return self.helpers[function, kinds]
 
     def inline(
-        self, function: FunctionType, arguments: list[ast.expr], scope: str, kinds: tuple[IsCondition, ...] = ()
-    ) -> tuple[ast.expr, IsCondition]:
+        self, function: FunctionType, arguments: list[ast.expr], scope: str, kinds: tuple[IsCondition, ...] = (),
+        node: ast.Call | None = None,
+    ) -> tuple[ast.expr, IsCondition]:  # fmt: skip
         """What a helper that sums returns; its statements come before the one that calls it."""
         source = Function(function, helper=True)
         lowering = type(self)(source, {}, self, scope, arguments=kinds)
+        if node is not None and function.__module__.startswith("fusedadam."):  # an author wrote the call of the helper
+            lowering.written_at = self.written_at or (self.source, node)
         given = zip(source.kinds, arguments, strict=True)
         self.inlined += [ast.Assign([ast.Name(scope + name)], argument) for name, argument in given]
         self.inlined += lowering.statements(source.body)

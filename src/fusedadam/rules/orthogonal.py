@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,6 +52,27 @@ class NewtonSchulz(NamedTuple):
 
 
 DEFAULT = NewtonSchulz()
+
+
+def checked(method: Any, owner: str) -> NewtonSchulz:
+    """What a class says about its iterations, as hashable numbers; refused if it is something else."""
+    if not isinstance(method, NewtonSchulz):
+        raise TypeError(f"{owner} returned a {type(method).__name__}; it must return a fusedadam.NewtonSchulz")
+    if method is DEFAULT:
+        return method
+    try:
+        coefficients = tuple(_triple(*triple) for triple in method.coefficients)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{owner} returned coefficients={method.coefficients!r}; it must have a triple (a, b, c) of numbers for "
+            "each iteration, such as ((3.4445, -4.775, 2.0315),) * 5"
+        ) from None
+    eps = method.eps
+    if not (isinstance(eps, (int, float)) and 0 < eps < math.inf and all(map(math.isfinite, sum(coefficients, ())))):
+        raise ValueError(f"{owner} returned {method!r}; coefficients must be finite, and eps above 0")
+    return NewtonSchulz(coefficients, float(eps))
+
+
 SMALLEST_NORM = 1e-15  # above it, no square that matters underflows in float32
 # float16 holds values below 2**16; float32 has exponents that begin at -127, and powers of two of either sign up to 126
 LARGEST_EXPONENT, MOST_SHIFTED, MANTISSA_BITS = 127 + 14, 126, 23

@@ -158,6 +158,10 @@ class Rule:
         self._check_scalars()
         for choice in (False, True):  # other choices of flags are checked when they are first used
             self.specialize(dict.fromkeys(self.flags, choice))
+        if "param" not in self.returned:
+            self._function.refuse("the new `param` is not returned, so that nothing is trained; add it to the return")
+        if "param" not in self._function.assigned:
+            self._function.refuse("`param` is returned, but never assigned; assign what it becomes")
 
     def _check_is_stored(self) -> None:
         """Refuses states that would keep their initial values, and reports of something that does not exist."""

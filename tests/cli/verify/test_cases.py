@@ -15,7 +15,7 @@ from fusedadam.catalog import CATALOG
 from fusedadam.cli import verify as command
 from fusedadam.cli.verify import cases, steps
 from fusedadam.cli.verify.cases import CLIPPED, MIXES, Case, cases_of, together
-from fusedadam.cli.verify.run import verify
+from fusedadam.cli.verify.run import Failure, Result, verify
 from fusedadam.cli.verify.steps import Place
 from fusedadam.contract.storage import PRESETS
 from fusedadam.ops import clipped_by_norm, orthogonalized, power, sqrt, sum_last
@@ -147,6 +147,18 @@ def test_shapes_that_a_class_refuses_are_left_out_and_said(module, name, capsys,
     shapes = [shape for shape, _ in steps.layouts_of(case)]
     assert shapes == [(5, 7), (2, 8193), (1025, 3), (70, 30), (40, 51), (67, 96), (9, 1056)]
     assert len(steps.take(case, EAGER, 0)[0].members) == len(shapes)
+
+
+def test_an_authors_rule_that_fails_everywhere_is_suspected_before_the_machine():
+    place, other = EAGER, Place("cpu", "numba")
+
+    def said(optimizer, *places):
+        case = Case(optimizer, (), F32, F32)
+        return " ".join(command._complaint([Result(case, {}, [Failure(p, "wrong") for p in places])], [place, other]))
+
+    assert "Look at the rule first" in said("mine:Own", place, other)
+    assert "Delete the compiled code" in said("mine:Own", other)
+    assert "Delete the compiled code" in said("AdamW", place, other)
 
 
 def test_a_class_that_takes_no_shape_fails_with_its_own_error(module, monkeypatch):

@@ -14,6 +14,7 @@ from torch import Tensor
 from fusedadam.cli.verify.bounded import F64
 from fusedadam.cli.verify.cases import Case
 from fusedadam.cli.verify.judge import Member
+from fusedadam.contract.group_options import method_of
 from fusedadam.contract.role_arrays import value_of, weight_of
 from fusedadam.engine.participant import check_shape
 
@@ -121,7 +122,7 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
             param.grad = with_gaps(given) if given.dim() and k % 3 == 1 else given  # other strides than the parameter's
             named = dict(zip(optimizer._flags, flags[own], strict=True))
             numbers = dict(zip(optimizer.rule.hyper_parameters, options[own], strict=True))
-            method = optimizer.newton_schulz(optimizer.param_groups[own])
+            method = method_of(type(optimizer), optimizer.param_groups[own])
             members.append(Member({**before[k], "grad": grad}, named, numbers, own, method))
         optimizer.step()
         after = [_stored(p, optimizer.state[p]) for p in params]
