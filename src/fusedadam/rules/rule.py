@@ -160,7 +160,7 @@ class Rule:
             self.specialize(dict.fromkeys(self.flags, choice))
         if "param" not in self.returned:
             self._function.refuse("the new `param` is not returned, so that nothing is trained; add it to the return")
-        if "param" not in self._function.assigned:
+        if "param" not in self._function.assigned and not self.reports:  # which a rule may be for
             self._function.refuse("`param` is returned, but never assigned; assign what it becomes")
 
     def _check_is_stored(self) -> None:
