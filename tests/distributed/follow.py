@@ -82,7 +82,9 @@ def assert_states_lie_like(param: Any, state: dict[str, Any]) -> None:
             assert isinstance(value, DTensor) == isinstance(param, DTensor), name
             left_out = dimensions_left_out(name, param.dim())
             shape = [1 if k in left_out else size for k, size in enumerate(param.shape)]
-            if name.endswith(("_exponents", "_largest")):  # one for a block of 32; a convolution's are of all dimensions but one
+            if name.endswith(
+                ("_exponents", "_largest")
+            ):  # one for a block of 32; a convolution's are of all dimensions but one
                 shape = [*shape[:-1], shape[-1] // 32] if shape[-1] > 31 else [shape[0], math.prod(shape[1:]) // 32]
             assert list(value.shape) == ([] if name == "mu_product" else shape), name
             if isinstance(value, DTensor):

@@ -12,6 +12,12 @@ from tests.support import F32, F64
 LARGE = orthogonal.SMALLEST_BLOCK + 44  # taken one by one, in blocks of rows
 
 
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Of small products, too."""
+    monkeypatch.setattr(orthogonal, "WHOLE_UP_TO", {})
+
+
 def drawn(*shape, dtype=F64, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
 

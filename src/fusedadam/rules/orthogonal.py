@@ -77,7 +77,10 @@ SMALLEST_NORM = 1e-15  # above it, no square that matters underflows in float32
 # float16 holds values below 2**16; float32 has exponents that begin at -127, and powers of two of either sign up to 126
 LARGEST_EXPONENT, MOST_SHIFTED, MANTISSA_BITS = 127 + 14, 126, 23
 ROUNDED_UP = 1 << 12  # half of the last bit that float16 has of a float32: all ones round to the next power of two
-SMALLEST_BLOCK, BLOCKS = 256, 4  # rows of a symmetric product: smaller blocks take longer than they save
+SMALLEST_BLOCK, BLOCKS = 256, 4  # rows of a symmetric product, and how many blocks of them
+# Multiplications of a symmetric product on a CPU, up to which blocks of it take longer than they save: of 512 or 768
+# rows in float32, of 1,024 in bfloat16, on two cores with AVX-512
+WHOLE_UP_TO: dict[torch.dtype, int] = {torch.float32: 1 << 28, torch.float64: 1 << 28, torch.bfloat16: 1 << 30}
 
 
 def coefficients_of(given: str | Sequence[float], steps: int) -> tuple[Triple, ...]:
@@ -196,10 +199,10 @@ def iterate(x: Tensor, coefficients: Sequence[Triple]) -> Tensor:
 
 def times_transpose(x: Tensor, added: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
     """x x^T, or alpha x x^T + beta ``added``. Both are symmetric: blocks left of the diagonal are copied. With four
-    blocks of rows, that saves three of eight multiplications. Where the processor multiplies tiles, smaller
-    products and copies cost more than they save."""
-    rows = len(x)
-    if rows <= SMALLEST_BLOCK or (x.dtype == torch.bfloat16 and _multiplies_tiles()):
+    blocks of rows, that saves three of eight multiplications. Where a product is fast, smaller ones and copies cost
+    more than they save."""
+    rows, is_fast = len(x), x.dtype == torch.bfloat16 and _multiplies_tiles()
+    if rows <= SMALLEST_BLOCK or is_fast or rows * x.numel() <= WHOLE_UP_TO.get(x.dtype, 0):
         return x @ x.mT if added is None else torch.addmm(added, x, x.mT, alpha=alpha, beta=beta)
     height = max(SMALLEST_BLOCK, -(-rows // BLOCKS))
     result = x.new_empty(rows, rows)
