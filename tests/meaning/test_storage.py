@@ -166,6 +166,15 @@ def test_linear8_is_linear():
     assert ((noisy - blocks).abs() < step).all()
 
 
+@pytest.mark.parametrize("largest", [0.0, 1e-36, 1e-33, 1.0])
+def test_zeros_stay_zeros_in_linear8_whatever_the_noise(largest):
+    """Momentum that is zero would be orthogonalized, and the noise of tiny blocks with it."""
+    values = torch.zeros(2, 32)
+    values[:, 0], values[1, 1:3] = largest, 1e-42
+    back = round_trip("linear8", values, torch.full(values.shape, -1, dtype=torch.int32))
+    assert not back[:, 1:].any()
+
+
 @pytest.mark.parametrize("exponent", [0, 9, 100, 254])
 def test_every_step_of_linear8_comes_back(exponent):
     codes = torch.arange(-127, 128, dtype=torch.int8)

@@ -1,13 +1,13 @@
 """Eight bits for a value, in steps of one size for 32 of them: for momentum that is orthogonalized.
 
 A matrix is orthogonalized as a whole, so an error counts by its size, whichever element it is in. Steps of one size
-make the smallest errors for 8 bits: 1 % of the values' root mean square, where slice8, whose steps grow with each
-value, makes 3.5 %. Orthogonalization lifts directions in which a matrix is small to the size of all others, and with
-them what rounding has left there.
+make the smallest errors for 8 bits: 1.2 % of the root mean square of normally distributed values, where slice8, whose
+steps grow with each value, makes 3.8 %. Orthogonalization lifts directions in which a matrix is small to the size of
+all others, and with them what rounding has left there.
 
 A code counts steps, from -127 to 127. 64 of them are a power of two, whose exponent is kept once for the block: the
-smallest one with which 127 steps reach the largest value. Below 2**-125 values become zero.
-An infinity or a NaN stays one, and the other 31 values of its block become zero.
+smallest one with which 127 steps reach the largest value, and at least 2**-118. Zero stays zero, and so do subnormal
+values. An infinity or a NaN stays one, and the other 31 values of its block become zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def exponent(largest: Word) -> Word:
 def encode(measured: Word, exponent: Word, x: Float) -> Word:
     bits = magnitude(x)
     below = exponent - (bits >> 23)
-    mantissa = ((bits & 0x7FFFFF) | 0x800000) >> where(below > 24, 24, where(below < 0, 0, below))
+    whole = where(bits < 0x800000, 0, (bits & 0x7FFFFF) | 0x800000)  # 0 for subnormal values
+    mantissa = whole >> where(below > 24, 24, where(below < 0, 0, below))
     steps = (mantissa + (measured & 0x1FFFF)) >> 17
     finite = where(steps > 127, 127, steps)
     special = where(bits > 0x7F800000, 127, where(bits == 0x7F800000, 126, 0))
