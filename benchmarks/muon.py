@@ -1,5 +1,6 @@
 """How long does a step of Muon take beside torch.optim.Muon? `python benchmarks/muon.py` needs a GPU, prints a table
-and writes docs/pictures/muon.json; `python benchmarks/muon.py draw` draws docs/pictures/muon.svg from it.
+and writes docs/pictures/muon.json; with `--device cpu` it prints alone. `python benchmarks/muon.py draw` draws
+docs/pictures/muon.svg from the file.
 
 Whole steps, with momentum, products and update: of square matrices of many widths, alone and 12 at once, and of the
 matrices of GPT-2 small and of four layers of a 7B Llama. Both take turns; medians count. Memory is what is allocated
@@ -128,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(measured(what, shapes, dtype, given.device, given.turns))
             print(json.dumps(rows[-1]), flush=True)
     name = torch.cuda.get_device_name() if given.device == "cuda" else given.device
-    given.results.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+    if given.device == "cuda" or given.results != RESULTS:  # the picture is of a GPU
+        given.results.write_text(
+            json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"
+        )
     return 0
 
 
