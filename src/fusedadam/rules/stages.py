@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusedadam.rules.lowering import Lowering, call, define
-from fusedadam.rules.placement import Placement, Product, Statement, Sum, place, reachable
+from fusedadam.rules.placement import SHARED, Placement, Product, Statement, Sum, place, reachable
 from fusedadam.rules.positions import START, Phase, Position
 
 __all__ = ["Product", "Stage", "Staged", "Sum", "split_into_stages"]
@@ -115,7 +115,7 @@ def split_into_stages(
         stages[last_to_read_grad] = replace(stages[last_to_read_grad], unscales=True)
     return Staged(
         stages=tuple(stages),
-        shared=tuple(s for s in placement.sums if s.over in ("group", "all")),
+        shared=tuple(s for s in placement.sums if s.over in SHARED),
         values=tuple(name for name, placed in placement.values.items() if placed.space == "tensor"),
         reports=placement.reports,
         row_buffer_of=_assign_buffers("row", placement, stages),

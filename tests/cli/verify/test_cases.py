@@ -164,7 +164,7 @@ def test_an_authors_rule_that_fails_everywhere_is_suspected_before_the_machine()
 def test_a_class_that_takes_no_shape_fails_with_its_own_error(module, monkeypatch):
     case = cases_of(f"{module}:ForMatrices", everything=False)[0]
     monkeypatch.setattr(steps, "LAYOUTS", [((3,), torch.clone)])
-    monkeypatch.setattr(steps, "layouts_of", steps.layouts_of.__wrapped__)
+    monkeypatch.setattr(steps, "_taken", steps._taken.__wrapped__)
     with pytest.raises(ValueError, match="no tensor of 1 is taken; of the last one: only matrices"):
         steps.take(case, EAGER, 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.cli.verify.bounded import F64
-from fusedadam.cli.verify.cases import Case
+from fusedadam.cli.verify.cases import F32, Case, Options
 from fusedadam.cli.verify.judge import Member
 from fusedadam.contract.group_options import method_of
 from fusedadam.contract.role_arrays import value_of, weight_of
@@ -75,21 +74,24 @@ LAYOUTS: list[Layout] = [
 ]
 
 
-@functools.cache
 def layouts_of(case: Case) -> list[Layout]:
-    """Those with a shape that the optimizer takes: vectors are refused by some, and convolutions."""
-    return [layout for layout in LAYOUTS if _refusal(case, layout[0]) is None]
+    """Those with a shape that the optimizer takes: vectors are refused by some, and convolutions. Options decide, and
+    neither dtypes nor storage."""
+    return _taken(case.optimizer, case.changed)
 
 
-def _refusal(case: Case, shape: tuple[int, ...]) -> str | None:
-    params = [torch.nn.Parameter(torch.zeros(shape, dtype=case.param)) for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a model of two small tensors saves nothing by storage=
-        try:
-            optimizer = case.make(params, "eager")
-            check_shape(optimizer.specialized(optimizer.param_groups[0], params[0]), shape)
-        except ValueError as error:
-            return str(error)
+@functools.cache
+def _taken(name: str, changed: Options) -> list[Layout]:
+    return [layout for layout in LAYOUTS if _refusal(name, changed, layout[0]) is None]
+
+
+def _refusal(name: str, changed: Options, shape: tuple[int, ...]) -> str | None:
+    params = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(2)]
+    try:
+        optimizer = Case(name, changed, F32, F32).make(params, "eager")
+        check_shape(optimizer.specialized(optimizer.param_groups[0], params[0]), shape)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -97,7 +99,8 @@ def take(case: Case, place: Place, seed: int) -> list[Step]:
     """The steps of a case, with the same parameters and gradients in every place."""
     generator, layouts = torch.Generator().manual_seed(seed), layouts_of(case)
     if not layouts:
-        raise ValueError(f"no tensor of {len(LAYOUTS)} is taken; of the last one: {_refusal(case, LAYOUTS[-1][0])}")
+        why = _refusal(case.optimizer, case.changed, LAYOUTS[-1][0])
+        raise ValueError(f"no tensor of {len(LAYOUTS)} is taken; of the last one: {why}")
     values = [_away_from_zero(shape, generator).to(case.param) for shape, _ in layouts]
     params = [
         torch.nn.Parameter(layout(value.to(place.device))) for value, (_, layout) in zip(values, layouts, strict=True)
