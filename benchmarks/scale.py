@@ -33,7 +33,7 @@ import fusedadam
 from fusedadam.contract.base import FusedOptimizer
 from fusedadam.engine import products
 from fusedadam.engine.exchange import operations
-from fusedadam.rules import orthogonal
+from fusedadam.rules.newton_schulz import DEFAULT
 
 COLUMNS = 8  # of the short rows
 TENSOR_PARALLEL = 8
@@ -185,7 +185,7 @@ def exchanged(model: Matrices, mesh: DeviceMesh, placements: Mapping[str, Sequen
         assert optimizer._stepper.last_plan is not None
         chunks = optimizer._stepper.last_plan.launches.chunks
     exchanges = [chunk.exchange for chunk in chunks if chunk.exchange is not None]
-    costs = [operations(exchange.shape, len(orthogonal.DEFAULT.coefficients)) for exchange in exchanges]
+    costs = [operations(exchange.shape, len(DEFAULT.coefficients)) for exchange in exchanges]
     owners = [exchange.owner_of.ravel() for exchange in exchanges]
     loads = sum(cost * np.bincount(own, minlength=mesh.size()) for cost, own in zip(costs, owners, strict=True))
     sent = model.divisor**2 * sum(exchange.bytes_sent() for exchange in exchanges)

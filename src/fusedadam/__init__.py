@@ -28,7 +28,7 @@ from fusedadam.optimizers.radam import RAdam
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.schedule_free import ScheduleFreeAdamW
 from fusedadam.optimizers.sgd import SGD
-from fusedadam.rules.orthogonal import NewtonSchulz
+from fusedadam.rules.newton_schulz import NewtonSchulz
 from fusedadam.rules.rule import ColumnValue, Flag, RowValue, Scalar, TensorValue, Value, Values, rule
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fusedadam import checks
-from fusedadam.rules.orthogonal import matrices_of
+from fusedadam.tensors.matrices import matrices_of
 
 __all__ = ["param_groups"]
 

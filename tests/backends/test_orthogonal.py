@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 from fusedadam import compat
 from fusedadam.backends.triton import launching, ops, orthogonal
-from fusedadam.rules.orthogonal import DEFAULT, Matrices, NewtonSchulz, coefficients_of
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz, coefficients_of
 from fusedadam.rules.orthogonal import orthogonalize as by_torch
+from fusedadam.tensors.matrices import Matrices
 from tests.support import F32, F64
 
 DEVICE = "cpu" if ops.INTERPRETED else "cuda"

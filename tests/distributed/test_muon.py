@@ -22,7 +22,9 @@ from fusedadam.engine import products
 from fusedadam.engine.exchange import operations, owners
 from fusedadam.ops import orthogonalized, sqrt, sum_last
 from fusedadam.rules import orthogonal
-from fusedadam.rules.orthogonal import Matrices, matrices_of
+from fusedadam.rules.newton_schulz import DEFAULT
+from fusedadam.tensors import matrices
+from fusedadam.tensors.matrices import Matrices, matrices_of
 from tests.distributed.collectives import Collectives
 from tests.distributed.parts import S0, S1, R, divided_like, expected_here, here, mesh_of, parameter, whole
 from tests.distributed.reference import STEPS
@@ -165,12 +167,12 @@ def test_narrowed_matrices_are_narrowed_no_further():
     stack = draw([(200, 8, 9)], 0)[0] * torch.logspace(-44, 37, 200)[:, None, None]
     stack[:20, 0, 0] = 2.0 ** torch.arange(-10, 10) * (1 - 2.0**-13)
     stack[20], stack[21] = 0, 1e-45
-    shifts = orthogonal.shifts_for(orthogonal.largest(stack))
-    narrow, wide = orthogonal.narrowed(stack, shifts, F16), torch.empty_like(stack)
+    shifts = matrices.shifts_for(matrices.largest(stack))
+    narrow, wide = matrices.narrowed(stack, shifts, F16), torch.empty_like(stack)
     assert narrow.isfinite().all()
-    orthogonal.widen(narrow, shifts, wide)
-    assert torch.equal(orthogonal.shifts_for(orthogonal.largest(wide)), shifts)
-    assert torch.equal(orthogonal.narrowed(wide, shifts, F16), narrow)
+    matrices.widen(narrow, shifts, wide)
+    assert torch.equal(matrices.shifts_for(matrices.largest(wide)), shifts)
+    assert torch.equal(matrices.narrowed(wide, shifts, F16), narrow)
 
 
 @on("two")
@@ -182,7 +184,7 @@ def test_float16_keeps_the_bits_of_small_values():
     for dtype in (F16, F64):
         stack = value.to(F64 if dtype == F64 else F32)[None].clone()
         with mock.patch.object(orthogonal, "product_dtype", return_value=dtype):
-            orthogonal.orthogonalize(stack, orthogonal.DEFAULT)
+            orthogonal.orthogonalize(stack, DEFAULT)
         ends.append(stack.double())
     assert (ends[0] - ends[1]).norm() < 0.02 * ends[1].norm()
 

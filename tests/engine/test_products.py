@@ -7,7 +7,7 @@ import torch
 
 from fusedadam import Muon
 from fusedadam.engine import products
-from fusedadam.rules.orthogonal import Matrices
+from fusedadam.tensors.matrices import Matrices
 from tests.support import F32
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ import torch
 
 from fusedadam.backends.triton import orthogonal
 from fusedadam.catalog import CATALOG
-from fusedadam.rules.orthogonal import DEFAULT
+from fusedadam.rules.newton_schulz import DEFAULT
 from tests.backends.test_orthogonal import distances, drawn, exact, result
 from tests.backends.test_storage import MULTIPLYING, RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, MORE_CASES, SUMMING, apply, assert_same_bits, draw

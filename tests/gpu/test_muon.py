@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusedadam import Muon
-from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of
+from fusedadam.rules.newton_schulz import NAMED, NewtonSchulz, coefficients_of
 from tests.backends import test_orthogonal as small
 from tests.support import BF16, F32, F64
 

@@ -13,7 +13,8 @@ from fusedadam import OPTIONS, SGD, FusedOptimizer, RowValue, Scalar, State, Val
 from fusedadam.engine import products
 from fusedadam.ops import orthogonalized, sqrt, sum_last, total
 from fusedadam.optimizers.muon import Muon
-from fusedadam.rules.orthogonal import NAMED, NewtonSchulz, coefficients_of, orthogonalize
+from fusedadam.rules.newton_schulz import NAMED, NewtonSchulz, coefficients_of
+from fusedadam.rules.orthogonal import orthogonalize
 from tests.support import BF16, F32, F64
 
 SHAPES = [(64, 64), (130, 70), (32, 200), (64, 64)]

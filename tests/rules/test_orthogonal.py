@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fusedadam.rules import orthogonal
-from fusedadam.rules.orthogonal import DEFAULT, NAMED, NewtonSchulz, coefficients_of, orthogonalize, times_transpose
+from fusedadam.rules.newton_schulz import DEFAULT, NAMED, NewtonSchulz, coefficients_of
+from fusedadam.rules.orthogonal import orthogonalize, times_transpose
 from tests.support import F32, F64
 
 LARGE = orthogonal.SMALLEST_BLOCK + 44  # taken one by one, in blocks of rows

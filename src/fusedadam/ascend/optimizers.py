@@ -28,7 +28,7 @@ from fusedadam.optimizers.lamb import Lamb
 from fusedadam.optimizers.muon import BETAS, Muon
 from fusedadam.optimizers.rmsprop import RMSprop, RMSpropTF
 from fusedadam.optimizers.sgd import SGD
-from fusedadam.rules.orthogonal import KELLER
+from fusedadam.rules.newton_schulz import KELLER
 
 __all__ = [
     "NpuFusedAdadelta",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedadam.rules.orthogonal import matrices_of
 from fusedadam.schedules import warmup_linear
+from fusedadam.tensors.matrices import matrices_of
 
 EMA_DECAY = 0.9999
 

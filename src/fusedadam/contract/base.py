@@ -31,7 +31,7 @@ from fusedadam.contract.reports import Reports
 from fusedadam.contract.stepper import Stepper, Targets
 from fusedadam.engine.launch import NO_AMP, Amp
 from fusedadam.engine.scalars import Options
-from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, SpecializedRule
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.transfer import capturing

@@ -19,7 +19,7 @@ from fusedadam.contract import refusals, storage
 from fusedadam.contract.class_checks import WITHOUT_EFFECT, Recorded, check_effects
 from fusedadam.contract.declarations import Group, is_on_device
 from fusedadam.engine.scalars import Flags, Options
-from fusedadam.rules.orthogonal import NewtonSchulz, checked
+from fusedadam.rules.newton_schulz import NewtonSchulz, checked
 from fusedadam.rules.rule import HyperParameters
 from fusedadam.rules.tracing import MAY_BE_ON_DEVICE
 

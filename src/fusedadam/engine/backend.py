@@ -13,10 +13,10 @@ from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Roles
 from fusedadam.rules import orthogonal, sums
-from fusedadam.rules.orthogonal import Matrices
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram
 from fusedadam.rules.stages import Sum
+from fusedadam.tensors.matrices import Matrices
 
 Action: TypeAlias = Callable[[], None]
 RunStage: TypeAlias = Callable[[Sequence[Roles]], None]

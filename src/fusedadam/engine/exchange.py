@@ -32,8 +32,8 @@ from torch import Tensor
 from fusedadam.engine.backend import RunStage
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.reduction import group_of
-from fusedadam.rules import orthogonal
-from fusedadam.rules.orthogonal import Matrices, matrices_of
+from fusedadam.tensors import matrices
+from fusedadam.tensors.matrices import Matrices, matrices_of
 from fusedadam.tensors.shards import held, sharding_of
 from fusedadam.tensors.transfer import sent
 
@@ -89,10 +89,10 @@ def parts_of(param: Any) -> Parts:
     places = [_places(param, at) for at in coordinates]
     run = math.gcd(columns, *(border for _, _, inner in places for border in _borders(inner)))
     found = []
-    for at, (matrices, rows, inner) in zip(coordinates, places, strict=True):
+    for at, (stack, rows, inner) in zip(coordinates, places, strict=True):
         runs = (rows[:, None] * (columns // run) + inner[::run] // run).ravel()
         replica = tuple(c for c, placement in zip(at, param.placements, strict=True) if placement.is_replicate())
-        found.append(Part(matrices if len(runs) else matrices[:0], runs, replica))
+        found.append(Part(stack if len(runs) else stack[:0], runs, replica))
     return Parts(found, run)
 
 
@@ -223,12 +223,12 @@ class MatrixExchange:
         for part in self._absent:
             part.zero_()
         self._of_owned, here = self._shifts() if self._dtype == torch.float16 else (None, None)
-        narrow = orthogonal.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
+        narrow = matrices.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
         self._under_way = self._forth.begin(narrow, self.parts.run, self._group)
 
     def multiply(self) -> None:
         narrow = self._forth.end(self._taken()).to(self._memory.device)
-        orthogonal.widen(narrow.view(self._stack.shape), self._of_owned, self._stack)
+        matrices.widen(narrow.view(self._stack.shape), self._of_owned, self._stack)
         self._orthogonalize(())
         result = self._stack.to(self._dtype).to(self._mesh_device)
         self._under_way = self._back.begin(result, self.parts.run, self._group)
@@ -247,10 +247,10 @@ class MatrixExchange:
         import torch.distributed as dist
 
         largest = torch.zeros(self.owner_of.size, device=self._memory.device)
-        largest[self._matrices_here] = orthogonal.largest(self._parts)
+        largest[self._matrices_here] = matrices.largest(self._parts)
         largest = largest.to(self._mesh_device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
-        shifts = orthogonal.shifts_for(largest.to(self._memory.device))
+        shifts = matrices.shifts_for(largest.to(self._memory.device))
         return shifts[self._matrices_owned], shifts[self._matrices_here]
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS
-from fusedadam.rules.orthogonal import DEFAULT, Matrices, NewtonSchulz, matrices_of
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors.layout import dense_strides, ordered_strides, row_major_strides
+from fusedadam.tensors.matrices import Matrices, matrices_of
 from fusedadam.tensors.shards import IndexMap, Sharding, index_map, is_dtensor, sharding_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fusedadam import checks
 from fusedadam.engine.backend import Backend
 from fusedadam.engine.member import Member, Roles, strides_for
 from fusedadam.formats import FORMAT_OF_DTYPE, FORMATS, Array, compute_dtype, loses_bits, names_in
-from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import SpecializedRule
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.complex_numbers import part_dtype, parts

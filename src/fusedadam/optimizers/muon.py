@@ -14,8 +14,8 @@ from fusedadam.contract.common_options import Common, Unpack, takes
 from fusedadam.contract.declarations import DERIVED, OPTIONS, Group, State
 from fusedadam.optimizers.adamw import scalars_of_powers
 from fusedadam.rules.clipping import maximized_and_clipped
+from fusedadam.rules.newton_schulz import KELLER, NAMED, NewtonSchulz, coefficients_of
 from fusedadam.rules.ops import maximum, orthogonalized, sqrt
-from fusedadam.rules.orthogonal import KELLER, NAMED, NewtonSchulz, coefficients_of
 from fusedadam.rules.rule import Flag, Scalar, Value, Values, rule
 
 ADJUSTMENTS = ("original", "match_rms_adamw")

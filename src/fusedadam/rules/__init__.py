@@ -6,7 +6,8 @@ straight-line code and divides it into stages where it sums. It knows neither te
 rule.py       the contract for authors
 ops.py        the functions that a rule may call
 arithmetic.py those that IEEE rounds correctly
-orthogonal.py Newton-Schulz iterations, for rules that orthogonalize
+newton_schulz.py  which iterations, for rules that orthogonalize
+orthogonal.py the iterations in torch's products, for any device
 portable.py   exp, log, power and cos, made of them: the same bits on every processor
 clipping.py   clipping by norm, for any rule
 restraint.py  cautious steps and clipped updates, for any rule

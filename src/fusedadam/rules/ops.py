@@ -29,9 +29,11 @@ from typing import Any
 
 import torch
 
-from fusedadam.rules import orthogonal
 from fusedadam.rules.arithmetic import abs, divide, maximum, minimum, sqrt, where  # noqa: A004
+from fusedadam.rules.newton_schulz import DEFAULT
+from fusedadam.rules.orthogonal import orthogonalize
 from fusedadam.rules.portable import cos, exp, log, power
+from fusedadam.tensors.matrices import matrices_of
 
 __all__ = ["abs", "clamp", "cos", "divide", "exp", "log", "maximum", "minimum", "power", "sign", "sqrt", "where"]
 __all__ += ["group_sum", "largest", "orthogonalized", "row_sum", "sum_last", "sum_second_last", "tensor_sum", "total"]
@@ -90,8 +92,8 @@ def orthogonalized(x: torch.Tensor) -> torch.Tensor:
     """The matrix x with the same singular vectors, and singular values near 1, by Newton-Schulz iterations. Three
     dimensions are a stack of matrices; of more, each index of the first is a row. Once in a rule, under ``if matrix:``
     where parameters may also be vectors."""
-    result = x.reshape(orthogonal.matrices_of(x.shape)).clone()
-    orthogonal.orthogonalize(result, orthogonal.NewtonSchulz())
+    result = x.reshape(matrices_of(x.shape)).clone()
+    orthogonalize(result, DEFAULT)
     return result.reshape(x.shape)
 
 

@@ -62,10 +62,10 @@ from fusedadam.rules.counts import Count
 from fusedadam.rules.function import KINDS, Function, RuleError
 from fusedadam.rules.lowering import Lowering
 from fusedadam.rules.norms import REPORTS, with_norms
-from fusedadam.rules.orthogonal import matrices_of
 from fusedadam.rules.positions import Position
 from fusedadam.rules.scalar_program import ScalarProgram, scalar_program
 from fusedadam.rules.stages import Staged, split_into_stages
+from fusedadam.tensors.matrices import matrices_of
 
 __all__ = ["ColumnValue", "Flag", "RowValue", "Rule", "RuleError", "Scalar", "SpecializedRule", "TensorValue"]
 __all__ += ["Value", "Values", "rule"]

@@ -31,7 +31,8 @@ from fusedadam.backends.triton.launching import Queue, Ready
 from fusedadam.engine import backend
 from fusedadam.engine.backend import RunStage
 from fusedadam.engine.launch_table import LaunchTable
-from fusedadam.rules.orthogonal import Matrices, NewtonSchulz, Triple
+from fusedadam.rules.newton_schulz import NewtonSchulz, Triple
+from fusedadam.tensors.matrices import Matrices
 
 ALIGNMENT = 128  # elements in 16 bits: memory of each matrix begins at a multiple of it
 ROW_ALIGNMENT = 8  # of rows, for tensor descriptors

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from fusedadam.rules import ops
-from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz, matrices_of, orthogonalize
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz
+from fusedadam.rules.orthogonal import orthogonalize
 from fusedadam.rules.sums import COLUMN_SEGMENT, LANES, SEGMENT
+from fusedadam.tensors.matrices import matrices_of
 
 F64 = torch.float64
 EXPONENT = 0x7FF0000000000000  # of a float64

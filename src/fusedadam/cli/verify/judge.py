@@ -22,7 +22,7 @@ from fusedadam.cli.verify import bounded
 from fusedadam.cli.verify.bounded import F64, Bounded, Run, ulp
 from fusedadam.formats import compute_dtype
 from fusedadam.rules import ops
-from fusedadam.rules.orthogonal import DEFAULT, NewtonSchulz
+from fusedadam.rules.newton_schulz import DEFAULT, NewtonSchulz
 from fusedadam.rules.rule import PARAM_FLAGS, PARAM_SCALARS, Rule
 
 Roles: TypeAlias = Mapping[str, Tensor]
