@@ -6,6 +6,7 @@ Numba knows no float16 on a CPU, so it is read and written here as a 16-bit inte
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -25,6 +26,7 @@ VALUES: dict[str, Any] = {"f32": types.float32, "f64": types.float64, "int32": t
 VECTOR = 256  # lanes that are added up as one vector
 
 
+@functools.cache
 def load(kind: str, value: str) -> Any:
     """``load(address, index)``: what is at ``index`` of memory of this kind, as a value of that type."""
 
@@ -38,6 +40,7 @@ def load(kind: str, value: str) -> Any:
     return load_value
 
 
+@functools.cache
 def store(kind: str, value: str) -> Any:
     """``store(address, index, x)``: floats are rounded to nearest even, integers cut off."""
 
@@ -52,6 +55,7 @@ def store(kind: str, value: str) -> Any:
     return store_value
 
 
+@functools.cache
 def stored(kind: str, value: str, result: str) -> Any:
     """``stored(x)``: what comes back when it is stored and loaded."""
 
@@ -92,6 +96,7 @@ def _as_float(b: Any, x: Any, before: str, after: str) -> Any:
 int64_at = load("int64", "int64")
 
 
+@functools.cache
 def scratch(compute: str, length: int) -> Any:
     """Three functions: ``new()`` gives memory on the stack, which nothing else overlaps; ``get`` and ``put`` use it."""
     kind, pointer = VALUES[compute], types.CPointer(VALUES[compute])
