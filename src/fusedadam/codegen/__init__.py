@@ -95,12 +95,18 @@ def _function(title: str, text: str, made_for: str, name: str = "run") -> Functi
     module = _name(title, text, made_for)
     file = cache_files.name_of(module, name)
     if file not in functions:
-        address = None if _qualified(module) in sys.modules else object_code.load(file)
-        if address is not None:
-            functions[file] = Function(address, _keep(module, text), was_cached=True)
-        else:
-            functions[file] = _compiled(load(title, text, made_for), name)
+        found = None if _qualified(module) in sys.modules else _cached(file, module, text)
+        if found is None:
+            with cache_files.alone_with(module) as has_waited:
+                found = _cached(file, module, text) if has_waited else None
+                found = found or _compiled(load(title, text, made_for), name)
+        functions[file] = found
     return functions[file]
+
+
+def _cached(file: str, module: str, text: str) -> Function | None:
+    address = object_code.load(file)
+    return None if address is None else Function(address, _keep(module, text), was_cached=True)
 
 
 def _compiled(module: ModuleType, name: str) -> Function:

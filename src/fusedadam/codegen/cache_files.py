@@ -1,9 +1,12 @@
 """The cache on disk: files in folders that only this user can write to.
 
-A file's name is a hash of everything that determines its content, so files are never stale, and processes need no lock:
-if several write the same file, they write the same content. Files are renamed into place, so they appear whole or not
-at all; but a crash of the machine can still leave an empty or damaged file. Files that are loaded therefore begin with
-a checksum, and a file that does not match its checksum counts as missing.
+A file's name is a hash of everything that determines its content, so files are never stale, and if several processes
+write the same file, they write the same content. Files are renamed into place, so they appear whole or not at all; but
+a crash of the machine can still leave an empty or damaged file. Files that are loaded therefore begin with a checksum,
+and a file that does not match its checksum counts as missing.
+
+Processes that start together, as those of a distributed run do, want the same files. ``alone_with`` lets one of them
+make each file while the others wait, which saves time and nothing else.
 
 No step depends on this cache. A file that cannot be written goes to the next folder; if there is none, its content
 stays in memory.
@@ -18,13 +21,17 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "FUSEDADAM_CACHE_DIR"
 FORMAT = b"fusedadam 2\n"  # files with a checksum begin with it; it also enters their names, so that formats never mix
 SUFFIX = ".compiled"  # of files with a checksum
+LOCKS = "locks"  # a file with one byte for each name
+PATIENCE = 60.0  # seconds that a process waits for another one that makes the same file: a kernel takes a few
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _warned = False
 
@@ -60,6 +67,29 @@ def is_damaged(path: Path) -> bool:
         return not _is_intact(path.name, path.read_bytes())
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
+
+
+@contextlib.contextmanager
+def alone_with(name: str) -> Iterator[bool]:
+    """While the block runs, other processes that make a file of this name wait. Yields whether this process has waited:
+    the file may be there now. Where files cannot be locked, or one is locked for too long, nobody waits."""
+    has_waited = False
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # not on Windows
+
+            # unlocked when it is closed, or the process ends
+            file = stack.enter_context((folders()[0] / LOCKS).open("ab")) if folders() else None
+            end = time.monotonic() + PATIENCE
+            while file is not None and time.monotonic() < end:
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, zlib.crc32(name.encode()))
+                except (BlockingIOError, PermissionError):
+                    has_waited = True
+                    time.sleep(0.01)
+                else:
+                    break
+        yield has_waited
 
 
 def cache_folder() -> Path | None:
