@@ -128,7 +128,7 @@ def close(found, expected, rtol):
 
 @EVERY
 @pytest.mark.parametrize(("dtype", "rtol"), [(F64, 1e-12), (F32, 1e-5), (BF16, 1e-2), (F16, 2e-3)], ids=str)
-@pytest.mark.parametrize("backend", ["eager", "numba"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("numba", marks=pytest.mark.exhaustive)])  # the same bits
 def test_float64(case, dtype, rtol, backend):
     for shape in SHAPES:  # one at a time: what sums over all knows one parameter only, in float64
         roles = draw(case, [shape], [dtype])
