@@ -183,8 +183,8 @@ def exchanged(model: Matrices, mesh: DeviceMesh, placements: Mapping[str, Sequen
         optimizer = fusedadam.Muon(params)
         _init_optim_state(optimizer)
         assert optimizer._stepper.last_plan is not None
-        chunks = optimizer._stepper.last_plan.launches.chunks
-    exchanges = [chunk.exchange for chunk in chunks if chunk.exchange is not None]
+        batches = optimizer._stepper.last_plan.launches.batches
+    exchanges = [batch.exchange for batch in batches if batch.exchange is not None]
     costs = [operations(exchange.shape, len(DEFAULT.coefficients)) for exchange in exchanges]
     owners = [exchange.owner_of.ravel() for exchange in exchanges]
     loads = sum(cost * np.bincount(own, minlength=mesh.size()) for cost, own in zip(costs, owners, strict=True))

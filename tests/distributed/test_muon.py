@@ -129,9 +129,9 @@ def test_one_shape_and_placement_on_meshes_of_two_sizes():
 
 
 @on("two")
-def test_chunks_do_not_depend_on_gradients_that_only_some_processes_have():
+def test_batches_do_not_depend_on_gradients_that_only_some_processes_have():
     """Experts are whole where they are, so a process without gradients for them takes no part in their step. The limit
-    of memory grew with them, and processes exchanged chunks of different sizes."""
+    of memory grew with them, and processes exchanged batches of different sizes."""
     shapes = [(32, 16)] * 8 + [(8, 512, 128)]
     start, grads = draw(shapes, 0), draw(shapes, 1)
     params, alone = [parameter(v, mesh_of(2), S0) for v in start], [torch.nn.Parameter(v.clone()) for v in start]
@@ -199,12 +199,12 @@ def test_storage_formats(storage):
 
 @on("three")
 @pytest.mark.parametrize("backend", ["eager", "numba"])
-def test_in_small_chunks(backend):
-    """Chunks of three matrices each, some of them on their way while another is multiplied."""
+def test_in_small_batches(backend):
+    """Batches of three matrices each, some of them on their way while another is multiplied."""
     with mock.patch.object(products, "SMALLEST_LIMIT", 1000), mock.patch.object(products, "LARGEST_SHARE", 0):
         opt = compare([(12, 16)] * 7 + [(6, 8)] * 3, placed(mesh_of(3), [S0]), backend=backend)
-    chunks = opt._stepper.last_plan.launches.chunks
-    assert [one.exchange.owner_of.tolist() for one in chunks] == [[[0], [1], [2]]] * 2 + [[[0]], [[1], [1], [2]]]
+    batches = opt._stepper.last_plan.launches.batches
+    assert [one.exchange.owner_of.tolist() for one in batches] == [[[0], [1], [2]]] * 2 + [[[0]], [[1], [1], [2]]]
 
 
 @on("two")
@@ -377,8 +377,8 @@ class RowMuon(FusedOptimizer):
 @pytest.mark.parametrize("backend", ["eager", "numba"])
 @pytest.mark.parametrize("placement", [S0, S1], ids=str)
 def test_a_rule_that_sums_what_it_has_orthogonalized(placement, backend):
-    """In chunks, so that each reduction has to come after its own products. Rows that are sharded are summed in another
-    order, so these are as close as rounding."""
+    """In batches, so that each reduction has to come after its own products. Rows that are sharded are summed in
+    another order, so these are as close as rounding."""
     start, options = draw([(12, 16)] * 4 + [(5, 6)], 0), {"backend": backend}
     params, alone = [parameter(v, mesh_of(2), placement) for v in start], [torch.nn.Parameter(v.clone()) for v in start]
     with mock.patch.object(products, "SMALLEST_LIMIT", 1000), mock.patch.object(products, "LARGEST_SHARE", 0):
@@ -400,7 +400,7 @@ def test_a_rule_that_sums_what_it_has_orthogonalized(placement, backend):
 
 
 def counted(shapes: Sequence[tuple[int, ...]], mesh: Any, placements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The collectives of a step, and the bytes that each process sends to others in it, both ways, by chunk."""
+    """The collectives of a step, and the bytes that each process sends to others in it, both ways, by batch."""
     params = [parameter(v, mesh, *placements) for v in draw(shapes, 0)]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -408,7 +408,7 @@ def counted(shapes: Sequence[tuple[int, ...]], mesh: Any, placements: Sequence[A
     opt.step()
     with Collectives() as seen:
         opt.step()
-    exchanges = [chunk.exchange for chunk in opt._stepper.last_plan.launches.chunks]
+    exchanges = [batch.exchange for batch in opt._stepper.last_plan.launches.batches]
     return seen.seen, [None if one is None else one.bytes_sent() for one in exchanges]
 
 
@@ -440,7 +440,7 @@ def bytes_of(world: Any, shapes: Sequence[tuple[int, ...]], mesh: tuple[int, ...
     """Sent by all processes in one step."""
     answers = world.run(sent_to_others, shapes, mesh, placements)
     for names, planned, handed in answers:
-        assert names == ["alltoall_base_"] * 2 * len({*shapes})  # one each way for a chunk of a shape
+        assert names == ["alltoall_base_"] * 2 * len({*shapes})  # one each way for a batch of a shape
         assert planned == [handed for *_, handed in answers]
     return sum(handed for *_, handed in answers)
 

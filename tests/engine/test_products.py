@@ -38,7 +38,7 @@ def memory_of(launches):
 
 
 @BACKENDS
-def test_chunks_share_memory_and_have_the_same_bits(backend, monkeypatch):
+def test_batches_share_memory_and_have_the_same_bits(backend, monkeypatch):
     shapes = [(16, 24)] * 5 + [(24, 8)]
     expected, launches = stepped(shapes, backend)
     assert [len(launch.table) for launch in launches] == [5, 1]

@@ -51,7 +51,7 @@ def train(optimizer, steps=4, scale=1.0):
 @BACKENDS
 @pytest.mark.parametrize("several", [False, True], ids=["one group of launches", "several"])
 def test_a_sum_over_all_parameters_is_known_before_products(backend, several, monkeypatch):
-    """The sum needs a visit of all parameters, and chunks with products visit theirs one after the other."""
+    """The sum needs a visit of all parameters, and batches with products visit theirs one after the other."""
     if several:
         monkeypatch.setattr(products, "SMALLEST_LIMIT", 0)
 

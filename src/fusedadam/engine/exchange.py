@@ -1,6 +1,6 @@
 """Whole matrices from shards: each is multiplied by one process of the mesh, its owner.
 
-The matrices of a chunk have one shape and one sharding. Shapes are for a chunk of 3 matrices of (1024, 64) on 4
+The matrices of a batch have one shape and one sharding. Shapes are for a batch of 3 matrices of (1024, 64) on 4
 processes with Shard(0), two of which the first process owns:
 
 0. all-reduce  for float16 alone: the largest value of each matrix, which tells by what power of two it is multiplied
@@ -9,7 +9,7 @@ processes with Shard(0), two of which the first process owns:
 3. unpack      the matrices owned here, (2, 1024, 64), which the backend multiplies
 4. the same way back
 
-A chunk is under way while the one before it is multiplied. It comes back while the one after it is multiplied or, for
+A batch is under way while the one before it is multiplied. It comes back while the one after it is multiplied or, for
 float16, while the one after that is visited, since the all-reduce of that one waits for it.
 
 Of several replicas of a part, the one beside the owner sends it (at the owner's coordinates of the dimensions that
@@ -65,7 +65,7 @@ def is_exchanged(param: Tensor) -> bool:
 
 
 class Part(NamedTuple):
-    """What a process has of each parameter of a chunk: of which matrices of the stack, and where it is in a matrix, in
+    """What a process has of each parameter of a batch: of which matrices of the stack, and where it is in a matrix, in
     runs of neighbors. For the second process of the example: (0,), (256, ..., 511) in runs of 64."""
 
     matrices: Int64s
@@ -163,7 +163,7 @@ def _route(send: Sequence[Int64s], place: Sequence[Int64s], device: torch.device
 
 
 class Shared(NamedTuple):
-    """A chunk of parameters that are alike."""
+    """A batch of parameters that are alike."""
 
     param: Any  # one of them
     parts: Parts
@@ -176,11 +176,11 @@ class Shared(NamedTuple):
 
 
 class MatrixExchange:
-    """Exchanges one chunk: ``send`` its operands, ``multiply`` the matrices that this process owns, ``receive`` the
-    results. Other chunks use the same memory in between. ``orthogonalize`` replaces the stack of owned matrices."""
+    """Exchanges one batch: ``send`` its operands, ``multiply`` the matrices that this process owns, ``receive`` the
+    results. Other batches use the same memory in between. ``orthogonalize`` replaces the stack of owned matrices."""
 
-    def __init__(self, chunk: Shared, orthogonalize: RunStage) -> None:
-        param, parts, owner_of, memory, slots, self._absent, self._stack, self._dtype = chunk
+    def __init__(self, batch: Shared, orthogonalize: RunStage) -> None:
+        param, parts, owner_of, memory, slots, self._absent, self._stack, self._dtype = batch
         self._orthogonalize = orthogonalize
         mesh = param.device_mesh
         self.parts, self.owner_of, self.shape = parts, owner_of, matrices_of(param.shape)

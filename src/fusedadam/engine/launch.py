@@ -59,8 +59,8 @@ class Turn(IntEnum):
     """When a stage of a launch runs."""
 
     WITH_ALL = 0  # stage by stage with the other launches of the step
-    OPERANDS = 1  # with its chunk, which stores the operands of a product
-    RESULTS = 2  # with its chunk, after the product
+    OPERANDS = 1  # with its batch, which stores the operands of a product
+    RESULTS = 2  # with its batch, after the product
 
 
 class Launch:
@@ -114,16 +114,16 @@ class Launches:
 
     def __init__(self, members: Sequence[Member]) -> None:
         checks.new_tensors("param")
-        sharded = products.sharded_chunks(members)
-        chunk_of = {k: n for n, chunk in enumerate(sharded) for k in chunk.members}
-        indices_of = list(products.in_launches(members, chunk_of))
-        of_launch, of_chunk = products.memory(indices_of, members, sharded)
+        sharded = products.sharded_batches(members)
+        batch_of = {k: n for n, batch in enumerate(sharded) for k in batch.members}
+        indices_of = list(products.in_launches(members, batch_of))
+        of_launch, of_batch = products.memory(indices_of, members, sharded)
         backends = [members[indices[0]].backend for indices in indices_of]
         self._all = [
-            Launch(LaunchTable(indices, members, own.operands, chunk_of.get(indices[0])), backend, own.scratch)
+            Launch(LaunchTable(indices, members, own.operands, batch_of.get(indices[0])), backend, own.scratch)
             for indices, backend, own in zip(indices_of, backends, of_launch, strict=True)
         ]
-        self.chunks = products.prepare(self._all, members, sharded, of_chunk)
+        self.batches = products.prepare(self._all, members, sharded, of_batch)
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -202,43 +202,43 @@ class Launches:
 
     def _in_order(self) -> Iterator[Scheduled]:
         """What runs, and the launch whose tensors it is handed, if any: stage by stage, and from the operands of a
-        product on, chunk by chunk, which share memory."""
+        product on, batch by batch, which share memory."""
         yield from self._stage_by_stage(None, lambda launch, at: launch.turn_of(at) == Turn.WITH_ALL)
-        for chunk in self.chunks:
-            if chunk.exchange is None:
-                yield from self._until_product(chunk)
-                yield from chunk.multiply
-                yield from self._after_product(chunk)
+        for batch in self.batches:
+            if batch.exchange is None:
+                yield from self._until_product(batch)
+                yield from batch.multiply
+                yield from self._after_product(batch)
         # each is on its way while the one before it is multiplied, and on its way back while the one after it is,
         # unless that begins with an all-reduce, which waits for it
-        exchanged = [(chunk, chunk.exchange) for chunk in self.chunks if chunk.exchange is not None]
+        exchanged = [(batch, batch.exchange) for batch in self.batches if batch.exchange is not None]
         for k in range(len(exchanged) + 2):
-            for chunk, exchange in exchanged[k : k + 1]:
-                yield from self._until_product(chunk)
+            for batch, exchange in exchanged[k : k + 1]:
+                yield from self._until_product(batch)
                 yield exchange.send, None
             for _, exchange in exchanged[max(0, k - 1) : k]:
                 yield exchange.multiply, None
-            for chunk, exchange in exchanged[max(0, k - 2) : max(0, k - 1)]:
+            for batch, exchange in exchanged[max(0, k - 2) : max(0, k - 1)]:
                 yield exchange.receive, None
-                yield from self._after_product(chunk)
+                yield from self._after_product(batch)
 
-    def _until_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
-        return self._stage_by_stage(chunk, lambda launch, at: launch.turn_of(at) == Turn.OPERANDS)
+    def _until_product(self, batch: products.Batch) -> Iterator[Scheduled]:
+        return self._stage_by_stage(batch, lambda launch, at: launch.turn_of(at) == Turn.OPERANDS)
 
-    def _after_product(self, chunk: products.Chunk) -> Iterator[Scheduled]:
-        return self._stage_by_stage(chunk, lambda launch, at: launch.turn_of(at) == Turn.RESULTS)
+    def _after_product(self, batch: products.Batch) -> Iterator[Scheduled]:
+        return self._stage_by_stage(batch, lambda launch, at: launch.turn_of(at) == Turn.RESULTS)
 
     def _stage_by_stage(
-        self, chunk: products.Chunk | None, is_due: Callable[[Launch, Position], bool]
+        self, batch: products.Batch | None, is_due: Callable[[Launch, Position], bool]
     ) -> Iterator[Scheduled]:
-        """Of all launches, or of a chunk. Rows that are sharded themselves are known only after an all-reduce, and wait
+        """Of all launches, or of a batch. Rows that are sharded themselves are known only after an all-reduce, and wait
         for it."""
-        launches = range(len(self)) if chunk is None else chunk.launches
-        shared = self._shared if chunk is None else {}
-        reductions = [one for one in self.reductions if one.chunk == (None if chunk is None else chunk.number)]
-        if chunk is not None:
+        launches = range(len(self)) if batch is None else batch.launches
+        shared = self._shared if batch is None else {}
+        reductions = [one for one in self.reductions if one.batch == (None if batch is None else batch.number)]
+        if batch is not None:
             reductions = [
-                one for one in reductions if one.chunk is not None and is_due(self[launches[0]], one.position)
+                one for one in reductions if one.batch is not None and is_due(self[launches[0]], one.position)
             ]
         positions = {at for k in launches for at in self[k].stages if is_due(self[k], at)}
         for position in sorted({*positions, *shared, *(reduction.position for reduction in reductions)}):

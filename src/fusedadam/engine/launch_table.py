@@ -39,18 +39,18 @@ class LaunchTable(Geometry):
 
     Kernels read the words from ``on_device``, a tensor on ``home`` (the parameters' device, unless the backend keeps
     values on the host). ``fields[name]`` is the position of a field. ``operands``: memory for products of matrices, one
-    number for each element; ``chunk``: which of the chunks of sharded matrices they are in.
+    number for each element; ``batch``: which of the batches of sharded matrices they are in.
     """
 
     def __init__(
         self, indices: Sequence[int], all_members: Sequence[Member], operands: Tensor | None = None,
-        chunk: int | None = None,
+        batch: int | None = None,
     ) -> None:  # fmt: skip
         members = [all_members[k] for k in indices]
         super().__init__(members)
         self.member_indices = np.asarray(indices, dtype=np.int64)
         self.specialized, self.is_absent = members[0].specialized, members[0].is_absent
-        self.operands, self.newton_schulz, self.chunk = operands, members[0].newton_schulz, chunk
+        self.operands, self.newton_schulz, self.batch = operands, members[0].newton_schulz, batch
         self.matrix_shape = (0, 0) if operands is None else members[0].matrices[1:]
         self.shardings = [member.sharding for member in members]
         self.mesh = None if self.shardings[0] is None else self.shardings[0].mesh

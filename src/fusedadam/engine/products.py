@@ -2,10 +2,10 @@
 
 Kernels store the operands as the parameters lie in memory, one after the other: a stack of matrices of one shape,
 (matrices, rows, columns). A backend replaces each of them by its product, and kernels of the next round read the result
-in the same place. Chunks share the memory, one after the other.
+in the same place. Batches share the memory, one after the other.
 
-A chunk is one launch; or, of sharded matrices, the launches that have parts of them, whose order and size follow from
-the parameters alone, so that all processes exchange the same chunks.
+A batch is one launch; or, of sharded matrices, the launches that have parts of them, whose order and size follow from
+the parameters alone, so that all processes exchange the same batches.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SMALLEST_LIMIT = 512 << 20  # bytes of memory for products that a step may take 
 LARGEST_SHARE = 0.05  # the limit as a share of the parameters' memory, where that is more
 ALIGNMENT = 256  # bytes
 TORCHS_BYTES = 2 * (2 + 5)  # for each element, beside the operand: in 16 bits two copies, and five squares at most
-BYTES_UNDER_WAY = 2 * 2 * 2  # one chunk is sent and another one received, in 16 bits, with a copy on either side
+BYTES_UNDER_WAY = 2 * 2 * 2  # one batch is sent and another one received, in 16 bits, with a copy on either side
 
 
 class Memory(NamedTuple):
-    """Of a launch, or of a chunk that is exchanged. All of a device and dtype share it."""
+    """Of a launch, or of a batch that is exchanged. All of a device and dtype share it."""
 
     operands: Tensor | None = None
     scratch: Tensor | None = None  # bytes
-    stack: Tensor | None = None  # for the whole matrices of a chunk, in the same place as its operands
+    stack: Tensor | None = None  # for the whole matrices of a batch, in the same place as its operands
 
 
-class Chunk(NamedTuple):
+class Batch(NamedTuple):
     """``multiply`` replaces the operands of each launch, unless the matrices are exchanged."""
 
     launches: list[int]
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     exchange: MatrixExchange | None = None
 
 
-class ShardedChunk(NamedTuple):
+class ShardedBatch(NamedTuple):
     """Members whose matrices are sharded. ``owner_of``: (members, matrices of each), or None if each matrix is whole on
     some process."""
 
@@ -63,11 +63,11 @@ class ShardedChunk(NamedTuple):
     owner_of: Int64s | None = None
 
 
-def sharded_chunks(members: Sequence[Member]) -> list[ShardedChunk]:
-    """In chunks of one shape, sharding and method. Each mesh shares out the operations of all of its chunks.
+def sharded_batches(members: Sequence[Member]) -> list[ShardedBatch]:
+    """In batches of one shape, sharding and method. Each mesh shares out the operations of all of its batches.
 
-    All processes of a mesh have what is exchanged there, and its chunks follow from that alone. Stacks of matrices that
-    stay where they are take part only where they have gradients.
+    All processes of a mesh have what is exchanged there, and its batches follow from that alone. Stacks of matrices
+    that stay where they are take part only where they have gradients.
     """
     alike: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
@@ -89,26 +89,26 @@ def sharded_chunks(members: Sequence[Member]) -> list[ShardedChunk]:
         # each process should have a matrix to multiply at a time
         limit = max(_limit(sizes.get(key[0], 0)) // per_element, _of(first).numel())
         count = max(1, limit // max(1, _share(first)))
-        found += [ShardedChunk(own[begin : begin + count]) for begin in range(0, len(own), count)]
+        found += [ShardedBatch(own[begin : begin + count]) for begin in range(0, len(own), count)]
     return _with_owners(found, members)
 
 
-def _with_owners(chunks: list[ShardedChunk], members: Sequence[Member]) -> list[ShardedChunk]:
+def _with_owners(batches: list[ShardedBatch], members: Sequence[Member]) -> list[ShardedBatch]:
     by_mesh: dict[Any, list[int]] = {}
-    for n, chunk in enumerate(chunks):
-        whole: Any = _of(members[chunk.members[0]])
+    for n, batch in enumerate(batches):
+        whole: Any = _of(members[batch.members[0]])
         if is_exchanged(whole):
             by_mesh.setdefault(whole.device_mesh, []).append(n)
     for mesh, numbers in by_mesh.items():
-        firsts = [members[chunks[n].members[0]] for n in numbers]
+        firsts = [members[batches[n].members[0]] for n in numbers]
         costs = [operations(first.matrices, len(first.newton_schulz.coefficients)) for first in firsts]
-        shapes = [(len(chunks[n].members), first.matrices.depth) for n, first in zip(numbers, firsts, strict=True)]
+        shapes = [(len(batches[n].members), first.matrices.depth) for n, first in zip(numbers, firsts, strict=True)]
         counts = [math.prod(shape) for shape in shapes]
         every = np.array(owners(np.repeat(costs, counts).tolist(), mesh.size()))
         for n, shape, own in zip(numbers, shapes, np.split(every, np.cumsum(counts)[:-1]), strict=True):
             # sorted, so that neighbors have one owner, and are sent from where they lie
-            chunks[n] = ShardedChunk(chunks[n].members, np.sort(own).reshape(shape))
-    return chunks
+            batches[n] = ShardedBatch(batches[n].members, np.sort(own).reshape(shape))
+    return batches
 
 
 def _share(member: Member) -> int:
@@ -119,17 +119,17 @@ def _share(member: Member) -> int:
     return -(-_of(member).numel() // shards)
 
 
-def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Iterator[list[int]]:
-    """Members with the same launch key and chunk. Others are divided where their matrices need more memory than a step
+def in_launches(members: Sequence[Member], batch_of: Mapping[int, int]) -> Iterator[list[int]]:
+    """Members with the same launch key and batch. Others are divided where their matrices need more memory than a step
     may take."""
     by_key: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
-        by_key.setdefault((member.launch_key, chunk_of.get(k)), []).append(k)
+        by_key.setdefault((member.launch_key, batch_of.get(k)), []).append(k)
     limit = _limit_of(members)
     for indices in by_key.values():
         launch, taken = list[int](), 0
         for k in indices:
-            is_divided = _multiplies(members[k]) and k not in chunk_of
+            is_divided = _multiplies(members[k]) and k not in batch_of
             needed = _count(members[k]) * sum(_bytes(members[k])) if is_divided else 0
             if launch and taken + needed > limit:
                 yield launch
@@ -140,17 +140,17 @@ def in_launches(members: Sequence[Member], chunk_of: Mapping[int, int]) -> Itera
 
 
 def memory(
-    launches: Sequence[Sequence[int]], members: Sequence[Member], sharded: Sequence[ShardedChunk]
+    launches: Sequence[Sequence[int]], members: Sequence[Member], sharded: Sequence[ShardedBatch]
 ) -> tuple[list[Memory], dict[int, Memory]]:
-    """For each launch, and for each chunk that is exchanged, the memory of its operands and products. If there is more
+    """For each launch, and for each batch that is exchanged, the memory of its operands and products. If there is more
     than fits into the limit, matrices are multiplied in parts. Members without a gradient have operands, too."""
     limit = _limit_of(members)
-    chunk_of = {k: n for n, chunk in enumerate(sharded) for k in chunk.members}
+    batch_of = {k: n for n, batch in enumerate(sharded) for k in batch.members}
     places: list[tuple[int, int, int]] = []
-    ends: dict[int, int] = {}  # of the operands of each launch, or chunk
+    ends: dict[int, int] = {}  # of the operands of each launch, or batch
     keys: dict[int, Member] = {}
     for number, indices in enumerate(launches):
-        key = chunk_of.get(indices[0], -1 - number)
+        key = batch_of.get(indices[0], -1 - number)
         begin = ends.get(key, 0)
         if _multiplies(members[indices[0]]):
             keys[key] = members[indices[0]]
@@ -183,10 +183,10 @@ def memory(
     return [part(*place) for place in places], {key: part(key, 0, ends[key]) for key in keys if key >= 0}
 
 
-def _owned(chunk: ShardedChunk, members: Sequence[Member]) -> int:
+def _owned(batch: ShardedBatch, members: Sequence[Member]) -> int:
     """Matrices of which this process is the owner."""
-    whole: Any = _of(members[chunk.members[0]])
-    return 0 if chunk.owner_of is None else int((chunk.owner_of == group_of(whole.device_mesh).rank()).sum())
+    whole: Any = _of(members[batch.members[0]])
+    return 0 if batch.owner_of is None else int((batch.owner_of == group_of(whole.device_mesh).rank()).sum())
 
 
 def _aligned(nbytes: int) -> int:
@@ -235,33 +235,33 @@ def stack_of(table: LaunchTable) -> Tensor:
 def prepare(
     launches: Sequence[Launch],
     members: Sequence[Member],
-    sharded: Sequence[ShardedChunk],
-    of_chunk: Mapping[int, Memory],
-) -> list[Chunk]:
-    """The chunks in the order in which they are multiplied."""
+    sharded: Sequence[ShardedBatch],
+    of_batch: Mapping[int, Memory],
+) -> list[Batch]:
+    """The batches in the order in which they are multiplied."""
     multiplying = [k for k, launch in enumerate(launches) if launch.product is not None]
-    found = [Chunk([k], _alone(launches, [k])) for k in multiplying if launches[k].table.chunk is None]
+    found = [Batch([k], _alone(launches, [k])) for k in multiplying if launches[k].table.batch is None]
     parts: dict[Any, Parts] = {}
-    for n, chunk in enumerate(sharded):
-        own, whole = [k for k in multiplying if launches[k].table.chunk == n], _of(members[chunk.members[0]])
-        if chunk.owner_of is None:
-            found.append(Chunk(own, _alone(launches, own), n))
+    for n, batch in enumerate(sharded):
+        own, whole = [k for k in multiplying if launches[k].table.batch == n], _of(members[batch.members[0]])
+        if batch.owner_of is None:
+            found.append(Batch(own, _alone(launches, own), n))
             continue
         key = whole.device_mesh, whole.shape, whole.placements  # type: ignore[attr-defined]
         parts[key] = parts.get(key) or parts_of(whole)
         tables = [launches[k].table for k in own]
         in_memory = [k for table in tables for k in table.member_indices.tolist()]
         absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
-        operands, scratch, stack = of_chunk[n]
+        operands, scratch, stack = of_batch[n]
         assert operands is not None
         assert scratch is not None
         assert stack is not None
-        first = members[chunk.members[0]]
+        first = members[batch.members[0]]
         has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
         dtype = torch.float16 if has_own else product_dtype(operands)
-        shared = Shared(whole, parts[key], chunk.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
+        shared = Shared(whole, parts[key], batch.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
         multiply = launches[own[0]].backend.prepare_orthogonalize(tables[0], stack, scratch)
-        found.append(Chunk(own, [], n, MatrixExchange(shared, multiply)))
+        found.append(Batch(own, [], n, MatrixExchange(shared, multiply)))
     return found
 
 

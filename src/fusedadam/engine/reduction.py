@@ -79,13 +79,13 @@ class Packing(NamedTuple):
 
 class Reduction:
     """The three phases, after ``position``: one all-reduce over all processes of a mesh, or one after the other along
-    each of the mesh's dimensions ``over``. ``chunk``: whose products of matrices it comes with or after."""
+    each of the mesh's dimensions ``over``. ``batch``: whose products of matrices it comes with or after."""
 
     def __init__(
-        self, position: Position, chunk: int | None, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
+        self, position: Position, batch: int | None, mesh: DeviceMesh, over: tuple[int, ...] | None, largest: bool,
         reduced: Sequence[ReducedValues],
     ) -> None:  # fmt: skip
-        self.position, self.chunk, self._largest = position, chunk, largest
+        self.position, self.batch, self._largest = position, batch, largest
         self._groups = [group_of(mesh)] if over is None else [mesh.get_group(k) for k in over]
         # ordered by parameter, since processes may have different tables
         sizes: dict[tuple[int, str], int] = {}
@@ -150,8 +150,8 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
         mesh = values.table.mesh
         assert mesh is not None
         product = values.table.specialized.product
-        chunk = values.table.chunk if product is not None and position >= product.position else None
-        together = found.setdefault((position, chunk, largest, mesh, values.over), [])
+        batch = values.table.batch if product is not None and position >= product.position else None
+        together = found.setdefault((position, batch, largest, mesh, values.over), [])
         # the first reduction of a table also counts the processes that have a gradient
         if values.over is None and id(values.table) not in begun:
             begun.add(id(values.table))
@@ -163,8 +163,8 @@ def reductions(tables: Sequence[LaunchTable]) -> list[Reduction]:
         return position, min(int(values.table.member_indices.min()) for values in reduced), largest, over or ()
 
     return [
-        Reduction(position, chunk, mesh, over, largest, reduced)
-        for (position, chunk, largest, mesh, over), reduced in sorted(found.items(), key=order)
+        Reduction(position, batch, mesh, over, largest, reduced)
+        for (position, batch, largest, mesh, over), reduced in sorted(found.items(), key=order)
     ]
 
 
