@@ -52,14 +52,13 @@ def test_batches_share_memory_and_have_the_same_bits(backend, monkeypatch):
 
 def test_a_stack_beyond_the_limit_is_multiplied_in_parts(monkeypatch):
     expected, launches = stepped([(5, 16, 24)], "triton")
-    one = launches[0].backend.scratch(Matrices(1, 16, 24), F32, CPU)
-    assert launches[0].scratch.nbytes == 5 * one
-    limited(monkeypatch, 5 * 16 * 24 * 4 + 2 * one)
+    operands, one = 5 * 16 * 24 * 4, launches[0].backend.scratch(Matrices(1, 16, 24), F32, CPU)
+    assert memory_of(launches) == operands + 5 * one
+    limited(monkeypatch, operands + 2 * one)
     found, launches = stepped([(5, 16, 24)], "triton")
-    assert launches[0].scratch.nbytes == 2 * one
+    assert memory_of(launches) == operands + 2 * one
     limited(monkeypatch, 0)  # what one matrix needs is taken in any case
     again, launches = stepped([(5, 16, 24)], "triton")
-    assert launches[0].scratch.nbytes == one
-    assert memory_of(launches) == 5 * 16 * 24 * 4 + one
+    assert memory_of(launches) == operands + one
     assert torch.equal(found[0], expected[0])
     assert torch.equal(again[0], expected[0])

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fusedadam import checks
-from fusedadam.engine import products
 from fusedadam.engine.backend import Action, Backend, Joined, SharedTerm, sum_across_devices
 from fusedadam.engine.changes.snapshot import Snapshot
 from fusedadam.engine.geometry import Floats, Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member, Roles
+from fusedadam.engine.products import Batch, Products
 from fusedadam.engine.reduction import reductions
 from fusedadam.rules.positions import Phase, Position
 from fusedadam.tensors.layout import copy_with
@@ -66,8 +66,8 @@ class Turn(IntEnum):
 class Launch:
     """A table and the backend's prepared kernels for it. It keeps no tensors from one run to the next."""
 
-    def __init__(self, table: LaunchTable, backend: Backend, scratch: Tensor | None = None) -> None:
-        self.table, self.backend, self.scratch = table, backend, scratch
+    def __init__(self, table: LaunchTable, backend: Backend) -> None:
+        self.table, self.backend = table, backend
         self.stages = dict(backend.prepare(table))
         self.product = table.specialized.product
         self.needs_tensors = backend.needs_tensors or bool(table.copied)
@@ -114,16 +114,12 @@ class Launches:
 
     def __init__(self, members: Sequence[Member]) -> None:
         checks.new_tensors("param")
-        sharded = products.sharded_batches(members)
-        batch_of = {k: n for n, batch in enumerate(sharded) for k in batch.members}
-        indices_of = list(products.in_launches(members, batch_of))
-        of_launch, of_batch = products.memory(indices_of, members, sharded)
-        backends = [members[indices[0]].backend for indices in indices_of]
+        products = Products(members)
         self._all = [
-            Launch(LaunchTable(indices, members, own.operands, batch_of.get(indices[0])), backend, own.scratch)
-            for indices, backend, own in zip(indices_of, backends, of_launch, strict=True)
+            Launch(LaunchTable(indices, members, own.operands, products.batch_of(k)), members[indices[0]].backend)
+            for k, (indices, own) in enumerate(zip(products.launches, products.memory, strict=True))
         ]
-        self.batches = products.prepare(self._all, members, sharded, of_batch)
+        self.batches = products.batches(self._all)
         self._shared = self._prepare_shared(members)
         self.reductions = reductions([launch.table for launch in self])
         self._schedule = list(self._in_order())
@@ -222,15 +218,13 @@ class Launches:
                 yield exchange.receive, None
                 yield from self._after_product(batch)
 
-    def _until_product(self, batch: products.Batch) -> Iterator[Scheduled]:
+    def _until_product(self, batch: Batch) -> Iterator[Scheduled]:
         return self._stage_by_stage(batch, lambda launch, at: launch.turn_of(at) == Turn.OPERANDS)
 
-    def _after_product(self, batch: products.Batch) -> Iterator[Scheduled]:
+    def _after_product(self, batch: Batch) -> Iterator[Scheduled]:
         return self._stage_by_stage(batch, lambda launch, at: launch.turn_of(at) == Turn.RESULTS)
 
-    def _stage_by_stage(
-        self, batch: products.Batch | None, is_due: Callable[[Launch, Position], bool]
-    ) -> Iterator[Scheduled]:
+    def _stage_by_stage(self, batch: Batch | None, is_due: Callable[[Launch, Position], bool]) -> Iterator[Scheduled]:
         """Of all launches, or of a batch. Rows that are sharded themselves are known only after an all-reduce, and wait
         for it."""
         launches = range(len(self)) if batch is None else batch.launches

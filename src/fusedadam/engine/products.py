@@ -11,7 +11,7 @@ the parameters alone, so that all processes exchange the same batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,125 @@ class ShardedBatch(NamedTuple):
 
     members: list[int]
     owner_of: Int64s | None = None
+
+
+class Products:
+    """``launches``: the members of each launch; ``memory``: of each launch. ``batches`` are made when launches are."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members, self._sharded = members, sharded_batches(members)
+        self._batch_of = {k: n for n, batch in enumerate(self._sharded) for k in batch.members}
+        bytes_of_params = (m.roles["param"].numel() * m.roles["param"].element_size() for m in members)
+        self._limit = _limit(sum(bytes_of_params))
+        self.launches = list(self._divided())
+        self.memory, self._memory_of_batch = self._shared_out()
+
+    def batch_of(self, launch: int) -> int | None:
+        """The number of the batch of sharded matrices that a launch belongs to."""
+        return self._batch_of.get(self.launches[launch][0])
+
+    def batches(self, launches: Sequence[Launch]) -> list[Batch]:
+        """In the order in which they are multiplied."""
+        multiplying = [k for k, launch in enumerate(launches) if launch.product is not None]
+        alone = [k for k in multiplying if self.batch_of(k) is None]
+        found = [Batch([k], self._multiply_alone(launches, [k])) for k in alone]
+        parts: dict[Any, Parts] = {}
+        for n, batch in enumerate(self._sharded):
+            own, first = [k for k in multiplying if self.batch_of(k) == n], self._members[batch.members[0]]
+            if batch.owner_of is None:
+                found.append(Batch(own, self._multiply_alone(launches, own), n))
+                continue
+            whole: Any = _of(first)
+            key = whole.device_mesh, whole.shape, whole.placements
+            parts[key] = parts.get(key) or parts_of(whole)
+            tables = [launches[k].table for k in own]
+            in_memory = [k for table in tables for k in table.member_indices.tolist()]
+            absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
+            operands, scratch, stack = self._memory_of_batch[n]
+            assert operands is not None
+            assert scratch is not None
+            assert stack is not None
+            has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
+            dtype = torch.float16 if has_own else product_dtype(operands)
+            shared = Shared(whole, parts[key], batch.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
+            multiply = first.backend.prepare_orthogonalize(tables[0], stack, scratch)
+            found.append(Batch(own, [], n, MatrixExchange(shared, multiply)))
+        return found
+
+    def _multiply_alone(self, launches: Sequence[Launch], own: Sequence[int]) -> list[tuple[RunStage, int]]:
+        """Multiplies what each launch has."""
+        found = []
+        for k in own:
+            table, scratch = launches[k].table, self.memory[k].scratch
+            if not table.is_absent and scratch is not None:
+                found.append((launches[k].backend.prepare_orthogonalize(table, stack_of(table), scratch), k))
+        return found
+
+    def _divided(self) -> Iterator[list[int]]:
+        """Members with the same launch key and batch. Others are divided where their matrices need more memory than a
+        step may take."""
+        by_key: dict[Any, list[int]] = {}
+        for k, member in enumerate(self._members):
+            by_key.setdefault((member.launch_key, self._batch_of.get(k)), []).append(k)
+        for indices in by_key.values():
+            launch, taken = list[int](), 0
+            for k in indices:
+                member = self._members[k]
+                is_divided = _multiplies(member) and k not in self._batch_of
+                needed = _count(member) * sum(_bytes(member)) if is_divided else 0
+                if launch and taken + needed > self._limit:
+                    yield launch
+                    launch, taken = [], 0
+                launch.append(k)
+                taken += needed
+            yield launch
+
+    def _shared_out(self) -> tuple[list[Memory], dict[int, Memory]]:
+        """For each launch, and for each batch that is exchanged, the memory of its operands and products. If there is
+        more than fits into the limit, matrices are multiplied in parts. Members without a gradient have operands, too.
+        """
+        places: list[tuple[int, int, int]] = []
+        ends: dict[int, int] = {}  # of the operands of each launch, or batch
+        keys: dict[int, Member] = {}
+        for number, indices in enumerate(self.launches):
+            first = self._members[indices[0]]
+            key = self._batch_of.get(indices[0], -1 - number)
+            begin = ends.get(key, 0)
+            if _multiplies(first):
+                keys[key] = first
+                elements = sum(local(_of(self._members[k])).numel() for k in indices)
+                ends[key] = begin + elements * _dtype(first).itemsize
+            places.append((key, begin, ends.get(key, begin)))
+        total: dict[tuple[torch.device, torch.dtype], int] = {}
+        begins: dict[int, int] = {}  # of the scratch
+        for key, first in keys.items():
+            operand, scratch = _bytes(first)
+            shares = key >= 0 and self._sharded[key].owner_of is not None
+            count = self._owned(key) if shares else ends[key] // max(1, operand)
+            begins[key] = _aligned(max(ends[key], count * operand))
+            own = first.backend.scratch(first.matrices, _dtype(first), first.roles["param"].device) is not None
+            at_once = min(count, max(1, (self._limit - count * operand) // max(1, scratch))) if own else 0
+            of = first.roles["param"].device, _dtype(first)
+            total[of] = max(total.get(of, 0), begins[key] + at_once * scratch)
+        made = {of: torch.empty(nbytes, dtype=torch.uint8, device=of[0]) for of, nbytes in total.items()}
+
+        def part(key: int, begin: int, end: int) -> Memory:
+            if key not in keys:
+                return Memory()
+            first = keys[key]
+            own = made[first.roles["param"].device, _dtype(first)]
+            rows, columns = first.matrices[1:]
+            count = self._owned(key) if key >= 0 else 0
+            stack = own[: count * _bytes(first)[0]].view(_dtype(first)).view(count, rows, columns)
+            return Memory(own[begin:end].view(_dtype(first)), own[begins[key] :], stack)
+
+        return [part(*place) for place in places], {key: part(key, 0, ends[key]) for key in keys if key >= 0}
+
+    def _owned(self, batch: int) -> int:
+        """Matrices of a batch of which this process is the owner."""
+        members, owner_of = self._sharded[batch]
+        whole: Any = _of(self._members[members[0]])
+        return 0 if owner_of is None else int((owner_of == group_of(whole.device_mesh).rank()).sum())
 
 
 def sharded_batches(members: Sequence[Member]) -> list[ShardedBatch]:
@@ -119,86 +238,12 @@ def _share(member: Member) -> int:
     return -(-_of(member).numel() // shards)
 
 
-def in_launches(members: Sequence[Member], batch_of: Mapping[int, int]) -> Iterator[list[int]]:
-    """Members with the same launch key and batch. Others are divided where their matrices need more memory than a step
-    may take."""
-    by_key: dict[Any, list[int]] = {}
-    for k, member in enumerate(members):
-        by_key.setdefault((member.launch_key, batch_of.get(k)), []).append(k)
-    limit = _limit_of(members)
-    for indices in by_key.values():
-        launch, taken = list[int](), 0
-        for k in indices:
-            is_divided = _multiplies(members[k]) and k not in batch_of
-            needed = _count(members[k]) * sum(_bytes(members[k])) if is_divided else 0
-            if launch and taken + needed > limit:
-                yield launch
-                launch, taken = [], 0
-            launch.append(k)
-            taken += needed
-        yield launch
-
-
-def memory(
-    launches: Sequence[Sequence[int]], members: Sequence[Member], sharded: Sequence[ShardedBatch]
-) -> tuple[list[Memory], dict[int, Memory]]:
-    """For each launch, and for each batch that is exchanged, the memory of its operands and products. If there is more
-    than fits into the limit, matrices are multiplied in parts. Members without a gradient have operands, too."""
-    limit = _limit_of(members)
-    batch_of = {k: n for n, batch in enumerate(sharded) for k in batch.members}
-    places: list[tuple[int, int, int]] = []
-    ends: dict[int, int] = {}  # of the operands of each launch, or batch
-    keys: dict[int, Member] = {}
-    for number, indices in enumerate(launches):
-        key = batch_of.get(indices[0], -1 - number)
-        begin = ends.get(key, 0)
-        if _multiplies(members[indices[0]]):
-            keys[key] = members[indices[0]]
-            elements = sum(local(_of(members[k])).numel() for k in indices)
-            ends[key] = begin + elements * _dtype(keys[key]).itemsize
-        places.append((key, begin, ends.get(key, begin)))
-    total: dict[tuple[torch.device, torch.dtype], int] = {}
-    begins: dict[int, int] = {}  # of the scratch
-    for key, first in keys.items():
-        operand, scratch = _bytes(first)
-        shares = key >= 0 and sharded[key].owner_of is not None
-        count = _owned(sharded[key], members) if shares else ends[key] // max(1, operand)
-        begins[key] = _aligned(max(ends[key], count * operand))
-        own = first.backend.scratch(first.matrices, _dtype(first), first.roles["param"].device) is not None
-        at_once = min(count, max(1, (limit - count * operand) // max(1, scratch))) if own else 0
-        of = first.roles["param"].device, _dtype(first)
-        total[of] = max(total.get(of, 0), begins[key] + at_once * scratch)
-    made = {of: torch.empty(nbytes, dtype=torch.uint8, device=of[0]) for of, nbytes in total.items()}
-
-    def part(key: int, begin: int, end: int) -> Memory:
-        if key not in keys:
-            return Memory()
-        first = keys[key]
-        own = made[first.roles["param"].device, _dtype(first)]
-        rows, columns = first.matrices[1:]
-        count = _owned(sharded[key], members) if key >= 0 else 0
-        stack = own[: count * _bytes(first)[0]].view(_dtype(first)).view(count, rows, columns)
-        return Memory(own[begin:end].view(_dtype(first)), own[begins[key] :], stack)
-
-    return [part(*place) for place in places], {key: part(key, 0, ends[key]) for key in keys if key >= 0}
-
-
-def _owned(batch: ShardedBatch, members: Sequence[Member]) -> int:
-    """Matrices of which this process is the owner."""
-    whole: Any = _of(members[batch.members[0]])
-    return 0 if batch.owner_of is None else int((batch.owner_of == group_of(whole.device_mesh).rank()).sum())
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _multiplies(member: Member) -> bool:
     return member.specialized.product is not None
-
-
-def _limit_of(members: Sequence[Member]) -> int:
-    return _limit(sum(member.roles["param"].numel() * member.roles["param"].element_size() for member in members))
 
 
 def _limit(bytes_of_params: int) -> int:
@@ -230,47 +275,3 @@ def stack_of(table: LaunchTable) -> Tensor:
     assert table.operands is not None
     rows, columns = table.matrix_shape
     return table.operands.view(table.operands.numel() // max(1, rows * columns), rows, columns)
-
-
-def prepare(
-    launches: Sequence[Launch],
-    members: Sequence[Member],
-    sharded: Sequence[ShardedBatch],
-    of_batch: Mapping[int, Memory],
-) -> list[Batch]:
-    """The batches in the order in which they are multiplied."""
-    multiplying = [k for k, launch in enumerate(launches) if launch.product is not None]
-    found = [Batch([k], _alone(launches, [k])) for k in multiplying if launches[k].table.batch is None]
-    parts: dict[Any, Parts] = {}
-    for n, batch in enumerate(sharded):
-        own, whole = [k for k in multiplying if launches[k].table.batch == n], _of(members[batch.members[0]])
-        if batch.owner_of is None:
-            found.append(Batch(own, _alone(launches, own), n))
-            continue
-        key = whole.device_mesh, whole.shape, whole.placements  # type: ignore[attr-defined]
-        parts[key] = parts.get(key) or parts_of(whole)
-        tables = [launches[k].table for k in own]
-        in_memory = [k for table in tables for k in table.member_indices.tolist()]
-        absent = [table.operands for table in tables if table.is_absent and table.operands is not None]
-        operands, scratch, stack = of_batch[n]
-        assert operands is not None
-        assert scratch is not None
-        assert stack is not None
-        first = members[batch.members[0]]
-        has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
-        dtype = torch.float16 if has_own else product_dtype(operands)
-        shared = Shared(whole, parts[key], batch.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
-        multiply = launches[own[0]].backend.prepare_orthogonalize(tables[0], stack, scratch)
-        found.append(Batch(own, [], n, MatrixExchange(shared, multiply)))
-    return found
-
-
-def _alone(launches: Sequence[Launch], own: Sequence[int]) -> list[tuple[RunStage, int]]:
-    """Multiplies what each launch has."""
-    found = []
-    for k in own:
-        launch = launches[k]
-        if not launch.table.is_absent and launch.scratch is not None:
-            multiply = launch.backend.prepare_orthogonalize(launch.table, stack_of(launch.table), launch.scratch)
-            found.append((multiply, k))
-    return found
