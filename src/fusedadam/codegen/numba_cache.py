@@ -46,6 +46,10 @@ def made_for() -> str:
     return f"{versions} {processor} {settings}"
 
 
+# Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorizes.
+inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy", **NO_WRAPPERS)
+
+
 def function(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compiles a function for this signature. It is called as Numba's functions call each other: see ``call``."""
 

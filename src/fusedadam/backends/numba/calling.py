@@ -6,21 +6,17 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fusedadam.codegen import numba_cache
+from fusedadam.codegen.numba_cache import inline
 
 __all__ = ["c_function", "call_with_denormals", "inline", "kernel", "prefer_wide_vectors", "take"]
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
-
-# Without the numpy error model every division carries a ZeroDivisionError branch, and nothing vectorises.
-inline: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
-
 
 # A function of one address, for call_with_denormals to call, and a C function of one address, for any thread to call
 kernel = numba_cache.function("void(int64)", error_model="numpy")

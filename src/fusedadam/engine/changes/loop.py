@@ -12,12 +12,12 @@ Where one of these does not hold, the plain look in snapshot.py is used. Hints a
 or never was does no harm, so what they assume about dicts and TensorImpls may be wrong.
 """
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from fusedadam.codegen import numba_cache
+from fusedadam.codegen.numba_cache import inline
 from fusedadam.engine.changes.internals import HALF_WORD, INLINE
 from fusedadam.engine.changes.names import *
 
@@ -99,7 +99,7 @@ def prefetch(context, address):
 call1, call2, call3_int = caller("pointer", 1), caller("pointer", 2), caller("int", 3)
 
 
-@numba.njit(error_model="numpy")
+@inline
 def compare(words, most_dimensions, found, kind, layout, address, slot):
     """Compares one tensor with its layout, which is brought up to date, and with its address."""
     if found == 0 or at(found, TYPE) != kind:  # never let a foreign object be taken for a tensor
@@ -133,7 +133,7 @@ def compare(words, most_dimensions, found, kind, layout, address, slot):
     return CHANGED if changed else MOVED if moved else SAME
 
 
-@numba.njit(error_model="numpy")
+@inline
 def prefetch_slot(hint):
     """Prefetches everything that a slot led to the last time. Between two steps the caches have been filled with other
     things, and each object of a tensor is only found through the one before: the loop would wait for each in turn."""
@@ -145,7 +145,7 @@ def prefetch_slot(hint):
         prefetch(at(hint, 2) + 128)
 
 
-@numba.njit(error_model="numpy")
+@inline
 def remember(words, hint, found, here, owner):
     """Where a tensor is: its Python and C++ objects and its storage; the dict that leads to a state, and what leads
     from a parameter to its gradient. Addresses only: the objects may be gone by the next time."""
@@ -160,7 +160,7 @@ def remember(words, hint, found, here, owner):
         exchange(hint, 7, owner if owner else at(outer, words[9]))
 
 
-@numba.njit(error_model="numpy")
+@inline
 def entry(owner, slot):
     """What a dict has for a key, read where it was when the snapshot was taken; 0 if it is no longer there. Keys of the
     same shape have as many entries, and a dict has a key only once."""
@@ -170,7 +170,7 @@ def entry(owner, slot):
     return at(keys, k)
 
 
-@numba.njit(error_model="numpy")
+@inline
 def same_objects(a, objects, known, count):
     """Whether a list still holds the same objects in the same order."""
     same = True
