@@ -47,6 +47,14 @@ def tensor_descriptor() -> Any:
     return TensorDescriptor
 
 
+def launch_arguments(compiled: Any, names: Sequence[str]) -> list[int]:
+    """Which arguments of a Triton kernel its compiled form takes when it is launched.
+
+    Obsolete with Triton 3.3, where it takes all of them, constants too.
+    """
+    return [k for k, name in enumerate(names) if name in compiled.src.signature]
+
+
 @functools.cache
 def checkpoints_share_host_memory() -> bool:
     """Whether asynchronous checkpoints write tensors on the host from where they are, while training goes on.

@@ -180,7 +180,8 @@ def _tensors(table: LaunchTable, stage: Stage) -> Callable[[Sequence[Roles]], No
 def _bind(
     table: LaunchTable, stage: Stage, device: torch.device
 ) -> tuple[torch.dtype, Callable[[float], Tensor], Update]:
-    """The compute dtype of this stage, a function that makes numbers of it, and ``update`` for torch tensors."""
+    """The compute dtype of this stage, a function that makes numbers of it, and ``update`` for torch tensors, which
+    returns a tuple."""
     compute = DTYPES[table.compute_of(stage)]
 
     def number(x: float) -> Tensor:
@@ -199,7 +200,9 @@ def _bind(
     space: dict[str, Any] = {**OPS, "divide": operator.truediv, "number": number}
     space |= {f"_stored_{role}": stored(role) for role in table.formats}
     exec("\n".join(stage.functions), space)
-    return compute, number, space["update"]
+    update: Any = space["update"]
+    is_single = len(stage.writes) + len(stage.sums) == 1
+    return compute, number, (lambda *arguments: (update(*arguments),)) if is_single else update
 
 
 def _slices(rows: int, width: int, height: int | None = None) -> Iterator[tuple[slice, slice]]:

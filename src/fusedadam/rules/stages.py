@@ -31,8 +31,8 @@ __all__ = ["Product", "Stage", "Staged", "Sum", "split_into_stages"]
 class Stage:
     """One visit of all elements, rows, columns or tensors.
 
-    ``update(*arguments)`` returns ``writes``, then the terms of ``sums``. When all are visited, ``matrix_sums`` are
-    added up, whose terms are values by row.
+    ``update(*arguments)`` returns ``writes``, then the terms of ``sums``; if there is only one, not as a tuple. When
+    all are visited, ``matrix_sums`` are added up, whose terms are values by row.
     """
 
     position: Position
@@ -55,7 +55,7 @@ class Stage:
     def results(self) -> str:
         """The names that a kernel gives to what ``update`` returns, as the left side of an assignment."""
         names = [*(f"_new_{role}" for role in self.writes), *(f"_term_{s.name}" for s in self.sums)]
-        return ", ".join(names) + "," * (len(names) == 1)
+        return ", ".join(names)
 
     @property
     def is_empty(self) -> bool:
@@ -298,7 +298,7 @@ class _Emitter:
             call("where", ast.Name(n), _number(1), _number(0)) if values[n].is_condition else ast.Name(n)
             for n in (*(name for name, _ in writes), *states, *(s.term for s in sums))
         ]
-        update = define("update", arguments, [*decoded, *body, ast.Return(ast.Tuple(encoded))])
+        update = define("update", arguments, [*decoded, *body, ast.Return(_one_or_several(encoded))])
         return Stage(
             position, space, tuple(reads.values()), (*(kept for _, kept in writes), *states.values()),
             tuple(row_values), tuple(column_values), tuple(scalars), tuple(sums), (*self.helpers, update),
@@ -331,7 +331,12 @@ def _assign_buffers(space: str, placement: Placement, stages: Sequence[Stage]) -
 
 def _assignment(statement: Statement) -> ast.stmt:
     names: list[ast.expr] = [ast.Name(t) for t in statement.targets]
-    return ast.Assign([names[0] if len(names) == 1 else ast.Tuple(names)], statement.value)
+    return ast.Assign([_one_or_several(names)], statement.value)
+
+
+def _one_or_several(values: list[ast.expr]) -> ast.expr:
+    """Triton before 3.3 knows no tuple of one."""
+    return values[0] if len(values) == 1 else ast.Tuple(values)
 
 
 def _number(x: float) -> ast.expr:

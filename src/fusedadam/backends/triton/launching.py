@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedadam import compat
 from fusedadam.backends.triton import direct, identity, ops
 from fusedadam.engine.backend import Joined
 from fusedadam.engine.launch_table import LaunchTable
@@ -33,7 +34,7 @@ class Ready:
             identity.recall()
             with on(device):
                 compiled = function.warmup(*arguments, grid=grid, num_warps=warps, enable_fp_fusion=False, **options)
-                self._launch = compiled[grid]
+                self._launch, self._taken = compiled[grid], compat.launch_arguments(compiled, function.arg_names)
                 self.direct = direct.kernel(device, compiled, grid, arguments)
 
     def __call__(self, changed: Mapping[int, Any] = {}) -> None:
@@ -46,7 +47,8 @@ class Ready:
         if ops.INTERPRETED:
             self._function[self._grid](*arguments)
         else:  # addresses instead of tensors: Triton would look each of them up and have the driver check it
-            self._launch(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+            taken = [arguments[k] for k in self._taken]
+            self._launch(*(a.data_ptr() if isinstance(a, Tensor) else a for a in taken))
 
 
 class AmpKernel:
