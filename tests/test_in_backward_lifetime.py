@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusedadam
 from fusedadam import step_in_backward
+from fusedadam.tensors.side_stream import SideStream
 from tests.contract.common import EVERY_PLAIN, PLAIN, Small, assert_same, assert_unchanged, batch, everything, params_of
 from tests.test_in_backward import assert_alike, five_steps, pair, train
 
@@ -53,6 +54,22 @@ def test_an_optimizer_that_is_gone_leaves_the_model_as_it_was_without_it():
     second = train(model, step_in_backward(model, PLAIN["AdamW"]), 0)
     second.zero_grad()
     assert frees(model)
+
+
+@pytest.mark.parametrize("ends", ["deleted", "stopped", "replaced"])
+def test_what_a_failed_backward_has_begun_is_waited_for_at_the_end(ends, monkeypatch):
+    """Steps beside the model went on with memory that was free by then."""
+    model, joined = Small(), []
+    optimizer = step_in_backward(model, PLAIN["AdamW"])
+    begun = optimizer._in_backward._side
+    monkeypatch.setattr(SideStream, "join", lambda side: joined.append(side))
+    if ends == "deleted":
+        del optimizer  # without the garbage collector: at once
+    elif ends == "stopped":
+        optimizer.stop_in_backward()
+    else:
+        step_in_backward(model, PLAIN["AdamW"])
+    assert begun in joined
 
 
 def test_a_model_that_is_gone_leaves_the_optimizer_as_it_is():

@@ -128,7 +128,7 @@ class InBackward:
             if isinstance(hook, Hook) and (earlier := hook.optimizer()) is not None:
                 earlier.stop_in_backward()
         handles: list[RemovableHandle] = []
-        self._remove_hooks = weakref.finalize(optimizer, _remove, handles)
+        self._remove_hooks = weakref.finalize(optimizer, _finish, handles, self._side)
         optimizer._in_backward, hook = self, Hook(optimizer)
         for param in self._params:
             handles.append(param.register_post_accumulate_grad_hook(hook))
@@ -232,6 +232,9 @@ def _check(stepper: Stepper, targets: Targets, options: Options) -> None:
         )
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
+def _finish(handles: list[RemovableHandle], side: SideStream) -> None:
+    """When an optimizer ends: a backward pass that has failed may have left steps on their way, and what they use must
+    not be freed before they are done."""
     for handle in handles:
         handle.remove()
+    side.join()

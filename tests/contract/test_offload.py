@@ -10,6 +10,7 @@ import gc
 import pickle
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fusedadam import AdamW, EmaAdamW, ScheduleFreeAdamW, compat, step_in_backwa
 from fusedadam.contract import advice
 from fusedadam.contract.memory import readable
 from fusedadam.contract.storage import PRESETS
+from fusedadam.engine.participant import Participant
 from fusedadam.tensors import host_memory
 from fusedadam.tensors.host_memory import slab_of
 from tests.contract.common import (
@@ -143,6 +145,20 @@ def test_memory_is_given_back(device):
     del optimizer
     gc.collect()
     assert all(slab.memory is None for slab in slabs)
+
+
+def test_the_device_has_one_new_state_at_a_time(device, monkeypatch):
+    """Two of them are twice the memory that is free on a device where offloading is needed."""
+    made_on_device, bring = [], Participant.brought_home
+
+    def brought_home(participant, here, *others):
+        assert all(state() is None for state in made_on_device)
+        made_on_device.append(weakref.ref(here))
+        return bring(participant, here, *others)
+
+    monkeypatch.setattr(Participant, "brought_home", brought_home)
+    train(made(AdamW, params=leaves([(64, 64)])), 1)
+    assert len(made_on_device) == 2
 
 
 def test_only_groups_that_ask_for_it(device):

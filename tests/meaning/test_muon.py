@@ -313,8 +313,8 @@ class Chosen(Muon):
         (NewtonSchulz((3.4445, -4.775, 2.0315)), ValueError, "must have a triple (a, b, c) of numbers for each"),
         (NewtonSchulz(((1.5, -0.5),)), ValueError, "must have a triple"),
         (NewtonSchulz("keller"), ValueError, "must have a triple"),
-        (NewtonSchulz(eps=0.0), ValueError, "eps above 0"),
-        (NewtonSchulz(eps=float("nan")), ValueError, "eps above 0"),
+        (NewtonSchulz(eps=-1e-9), ValueError, "eps at least 0"),
+        (NewtonSchulz(eps=float("nan")), ValueError, "eps at least 0"),
         (NewtonSchulz(((float("inf"), 0.0, 0.0),)), ValueError, "coefficients must be finite"),
     ],
 )  # fmt: skip
@@ -327,6 +327,16 @@ def test_iterations_of_ones_own_are_checked_before_anything_is_written(method, e
     with pytest.raises(error, match=re.escape(says)):
         optimizer.step()
     assert not optimizer.state[param]
+    assert param.eq(1).all()
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-46])
+def test_zeros_stay_zeros_whatever_eps_an_author_takes(eps, monkeypatch):
+    """In float32, 1e-46 is 0."""
+    monkeypatch.setattr(Chosen, "method", NewtonSchulz(eps=eps))
+    param = torch.nn.Parameter(torch.ones(4, 6))
+    param.grad = torch.zeros_like(param)
+    Chosen([param], weight_decay=0.0).step()
     assert param.eq(1).all()
 
 

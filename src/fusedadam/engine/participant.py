@@ -229,39 +229,46 @@ def _fresh_states(p: Participant, state: Mapping[str, Any]) -> StateDict:
     """States that are missing, and new copies of states whose format, layout or device is no longer the parameter's.
     Kernels use all of them in place: a copy that a launch makes of a state in host memory would be out of their reach.
     """
-    param = local(p.param)
-    strides = strides_for(param, p.chosen.values(), p.specialized, is_dtensor(p.param))
+    strides = strides_for(local(p.param), p.chosen.values(), p.specialized, is_dtensor(p.param))
     fresh: StateDict = {} if "step" in state else {"step": 0.0}
     for role in p.specialized.roles:
         arrays = {n: a for n, a in arrays_of(role, p.chosen.get(role)).items() if n not in ("param", "grad")}
-        if not arrays:
-            continue
-        kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
-        blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
-        kept_otherwise |= any(_runs_otherwise(value, p.param) for value in blocks)
-        found: Mapping[str, Any] = state
-        if kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items()):
+        if arrays:
+            fresh |= _fresh_arrays(p, role, arrays, state, strides)
+    return fresh
+
+
+def _fresh_arrays(
+    p: Participant, role: str, arrays: Mapping[str, Array | None], state: Mapping[str, Any], strides: tuple[int, ...]
+) -> StateDict:
+    """Of one role. In a function of its own, since what is made on the device and then taken to host memory is freed
+    before the next role has any."""
+    kept_otherwise = role != "param" and not arrays.keys() >= {*names_in(role, state)}
+    blocks = [state.get(name) for name, array in arrays.items() if array is not None and array.by == "block"]
+    kept_otherwise |= any(_runs_otherwise(value, p.param) for value in blocks)
+    is_new = kept_otherwise or not all(_is_kept_as(state.get(name), array) for name, array in arrays.items())
+    if is_new:
+        _wait_for(state)
+    found = p.new_state(role, dict(state)) if is_new else state
+    fresh: StateDict = {**found} if is_new else {}
+    param, by = local(p.param), p.specialized.rule.spaces[role]
+    for name, array in arrays.items():
+        if not is_new:
+            dtypes = checks.dtypes_like(param, by) if array is None else [array.dtype]
+            checks.tensor(f"state {name!r}", state[name], dtypes)
+            checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
+        here = local(found[name])
+        by_block = array is not None and array.by == "block"
+        shape = p.smaller_shapes.get(name, param.shape)
+        wanted = row_major_strides(here) if by_block or by != "element" else strides
+        is_ready = p.is_at_home(here) and has_strides(here, wanted) and is_plain(here)
+        if here.shape == shape and not is_ready:
             _wait_for(state)
-            found = p.new_state(role, dict(state))
-            fresh |= found
-        is_new, by = found is not state, p.specialized.rule.spaces[role]
-        for name, array in arrays.items():
-            if not is_new:
-                dtypes = checks.dtypes_like(param, by) if array is None else [array.dtype]
-                checks.tensor(f"state {name!r}", state[name], dtypes)
-                checks.sharded_as_param(f"state {name!r}", state[name], p.param, by)
-            here = local(found[name])
-            by_block = array is not None and array.by == "block"
-            shape = p.smaller_shapes.get(name, param.shape)
-            wanted = row_major_strides(here) if by_block or by != "element" else strides
-            is_ready = p.is_at_home(here) and has_strides(here, wanted) and is_plain(here)
-            if here.shape == shape and not is_ready:
-                _wait_for(state)
-                copy = p.brought_home(here, wanted, is_new)
-                alike = found[name]
-                if not has_strides(here, wanted):
-                    alike = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
-                fresh[name] = with_shard(alike, copy)
+            copy = p.brought_home(here, wanted, is_new)
+            alike = found[name]
+            if not has_strides(here, wanted):
+                alike = sharded_blocks(p.param, copy) if by_block else with_local_in(by, p.param, copy)
+            fresh[name] = with_shard(alike, copy)
     return fresh
 
 

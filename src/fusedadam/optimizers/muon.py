@@ -26,7 +26,6 @@ OF_KELLER: dict[bool, Group] = {
     False: {"lr": 3e-4, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10},
 }
 BETAS = (0.9, 0.95)  # for AdamW
-SMALLEST_EPS = 1e-30  # a matrix of zeros divided by it is one of zeros, whatever eps
 LR, WEIGHT_DECAY = 1e-3, 0.1  # torch's defaults; these very objects mean that nobody has given any
 
 
@@ -171,7 +170,7 @@ class Muon(FusedOptimizer):
     @classmethod
     def newton_schulz(cls, group: Group) -> NewtonSchulz:
         steps = coefficients_of(group["ns_coefficients"], int(group["ns_steps"]))
-        return NewtonSchulz(steps, max(float(group["eps"]), SMALLEST_EPS))
+        return NewtonSchulz(steps, group["eps"])
 
     def add_param_group(self, param_group: Group) -> None:
         """As in torch.optim; a group that says ``use_muon`` has the defaults of its branch."""

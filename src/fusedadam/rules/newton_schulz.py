@@ -41,7 +41,7 @@ class NewtonSchulz(NamedTuple):
 
     Args:
         coefficients: one triple (a, b, c) for each iteration
-        eps: lower limit of the norm that a matrix is divided by first; above 0
+        eps: lower limit of the norm that a matrix is divided by first; at least 0
     """
 
     coefficients: tuple[Triple, ...] = (KELLER,) * 5
@@ -49,6 +49,7 @@ class NewtonSchulz(NamedTuple):
 
 
 DEFAULT = NewtonSchulz()
+SMALLEST_EPS = 1e-30  # not 0 in float32: a matrix of zeros divided by it is one of zeros, whatever eps
 
 
 def checked(method: Any, owner: str) -> NewtonSchulz:
@@ -65,9 +66,9 @@ def checked(method: Any, owner: str) -> NewtonSchulz:
             "each iteration, such as ((3.4445, -4.775, 2.0315),) * 5"
         ) from None
     eps = method.eps
-    if not (isinstance(eps, (int, float)) and 0 < eps < math.inf and all(map(math.isfinite, sum(coefficients, ())))):
-        raise ValueError(f"{owner} returned {method!r}; coefficients must be finite, and eps above 0")
-    return NewtonSchulz(coefficients, float(eps))
+    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf and all(map(math.isfinite, sum(coefficients, ())))):
+        raise ValueError(f"{owner} returned {method!r}; coefficients must be finite, and eps at least 0")
+    return NewtonSchulz(coefficients, max(float(eps), SMALLEST_EPS))
 
 
 def coefficients_of(given: str | Sequence[float], steps: int) -> tuple[Triple, ...]:
