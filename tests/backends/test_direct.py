@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 import triton
 
+from fusedadam import compat
 from fusedadam.backends.triton import direct
 from fusedadam.tensors.cuda_driver import Kernel
 
@@ -181,3 +182,15 @@ def test_an_interrupted_update_of_a_graph_is_made_up_for(queue):
     driver.made.fails = False
     run({"inf": 501})
     assert driver.launched[-2][0] == [501, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("signature", "taken"),
+    [
+        pytest.param({"table": "*i64", "n": "i32", "BLOCK": "constexpr"}, [0, 1, 2], id="Triton 3.3"),
+        pytest.param({"table": "*i64", "n": "i32"}, [0, 1], id="Triton 3.2"),
+    ],
+)
+def test_a_launcher_is_given_the_arguments_that_it_takes(signature, taken):
+    compiled = SimpleNamespace(src=SimpleNamespace(signature=signature))
+    assert compat.launch_arguments(compiled, ["table", "n", "BLOCK"]) == taken

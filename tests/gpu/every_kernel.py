@@ -22,6 +22,7 @@ from tests.backends.test_orthogonal import distances, drawn, exact, result
 from tests.backends.test_storage import MULTIPLYING, RULES, assert_same, trained
 from tests.support import BF16, CASES, F16, F32, F64, MORE_CASES, SUMMING, apply, assert_same_bits, draw
 
+CPU = ("cpu", "eager")
 MIXES = ([F32], [BF16], [BF16, F32, F16], [F64])
 # one element, rows on both sides of every tile, a chunk's border, a row of several segments, nothing
 SHAPES = [(), (1,), (3, 15), (5, 17), (2, 33), (4, 130), (3, 8200), (2049,), (4097,), (9000, 1), (0,), (2, 0)]
@@ -44,7 +45,7 @@ def main() -> None:
                 roles = draw(case, SHAPES, dtypes)
                 ours = apply(case, roles, ("cuda", "triton"), **(amp if scaled else {}))
                 if exact:  # powers may differ by an ulp between backends
-                    expected = apply(case, roles, ("cpu", "eager"), **(on_host if scaled else {}))
+                    expected = apply(case, roles, CPU, **(on_host if scaled else {}))
                     assert_same_bits(ours, expected, f"{case.id} {dtypes} {'scaled' if scaled else ''}")
                 count += 1
     count += _with_storage() if part == 1 else 0
@@ -61,28 +62,47 @@ def _with_storage() -> int:
         for storage in ("exact", "16bit", "8bit"):
             for scale in (None, 4.0):
                 chosen = {"shapes": shapes, "scale": scale}
-                found = trained(make, storage, ("cuda", "triton"), **chosen)
-                if name not in MULTIPLYING:
-                    assert_same(found, trained(make, storage, ("cpu", "eager"), **chosen))
+                # products of matrices have the bits of the device, and are in weights from the first step on, in
+                # states from the second
+                steps = 1 if name in MULTIPLYING else 2
+                found, expected = (
+                    trained(make, storage, place, steps=steps, **chosen) for place in (("cuda", "triton"), CPU)
+                )
+                if name in MULTIPLYING:
+                    found, expected = ([_without_weights(one) for one in each] for each in (found, expected))
+                assert_same(found, expected)
     return len(RULES) * 6
 
 
+def _without_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    assert torch.isfinite(state["param"]).all()
+    return {name: value for name, value in state.items() if not name.startswith("param")}
+
+
 def _with_scalars_on_the_device() -> int:
-    """The kernels for scalars and counts, and a step's kernels as one graph, which the third step is at the latest."""
+    """The kernels for scalars and counts, and a step's kernels as one graph, which the third step is at the latest.
+    Compared is how far parameters move."""
     makers = [(make, entry.matrices) for entry in CATALOG.values() for make in entry.tested.values()]
     for make, multiplies in makers:
         expected = _steps(make, "cpu", backend="eager")
         for options in ({}, {"capturable": True}):
             for is_scaled in (False, True):
                 found = _steps(make, "cuda", is_scaled, **options)
-                assert multiplies or all(map(torch.equal, found, expected)), f"{make} {options} {is_scaled}"
+                same = _is_near if multiplies else torch.equal
+                assert all(map(same, found, expected)), f"{make} {options} {is_scaled}"
     return len(makers) * 4
+
+
+def _is_near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """What products make of 16 bits differs by their rounding, at most 4 % of a matrix with these coefficients."""
+    return bool((found - expected).norm() <= 0.04 * expected.norm())
 
 
 def _steps(make: Any, device: str, is_scaled: bool = False, **options: Any) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 15), (2, 33), (4, 130), (300,), (1,)]
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(device)) for shape in shapes]
+    before = [param.detach().clone() for param in params]
     optimizer = make([{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.1}], **options)
     for _ in range(5):
         for param in params:
@@ -91,7 +111,7 @@ def _steps(make: Any, device: str, is_scaled: bool = False, **options: Any) -> l
             optimizer.grad_scale = torch.full((), 4.0, device=device)
             optimizer.found_inf = torch.zeros((), device=device)
         optimizer.step()
-    return [param.detach().cpu() for param in params]
+    return [(param.detach() - start).cpu() for param, start in zip(params, before, strict=True)]
 
 
 def _products() -> int:

@@ -207,15 +207,17 @@ def test_averages_as_weights_are_whole():
 def test_memory_outlives_its_kernels(side):
     """An optimizer that is deleted right after a step, and memory of the same size that is asked for at once."""
     stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
-    params = leaves(F32, [(1024, 1024)])
+    params, earlier = leaves(F32, [(1024, 1024)]), {*map(id, host_memory._slabs)}
     with torch.cuda.stream(stream):
         optimizer = train(made(AdamW, params=params), 2)
-        sizes = [slab.end - slab.begin for slab in host_memory._slabs if slab.memory is not None]
+        slabs = [slab for slab in host_memory._slabs if id(slab) not in earlier]
+        sizes = [slab.end - slab.begin for slab in slabs]
         torch.cuda.synchronize()
         train(optimizer, 1, start=2, sleep=LONG)
     del optimizer
     gc.collect()
-    assert all(slab.memory is None for slab in host_memory._slabs)
+    assert slabs
+    assert all(slab.memory is None for slab in slabs)
     others = [torch.empty(size, dtype=torch.uint8, pin_memory=True).fill_(7) for size in sizes for _ in range(2)]
     torch.cuda.synchronize()
     assert all(bool((other == 7).all()) for other in others)
@@ -250,7 +252,7 @@ def test_the_device_keeps_none_of_it(monkeypatch):
     optimizer.step()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < 2**20
-    assert torch.cuda.max_memory_allocated() - before < 1.3 * 2 * params[0].numel()  # one state at a time
+    assert torch.cuda.max_memory_allocated() - before < 1.6 * params[0].numel()  # one state at a time
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
     assert torch.cuda.max_memory_allocated() - before < 2**20
