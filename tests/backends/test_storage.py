@@ -81,7 +81,7 @@ def test_every_backend_has_the_same_bits(name, storage, place, monkeypatch):
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("name", ["AdamW", "AdamP", "EmaAdamW"])
 def test_other_dtypes_have_the_same_bits(name, dtype, place):
-    for storage in ("16bit", "8bit"):
+    for storage in ("16bit", "8bit") if name == "AdamW" else ("8bit",) if dtype == F32 else ("16bit",):
         expected = trained(RULES[name], storage, ("cpu", "eager"), dtype)
         assert_same(trained(RULES[name], storage, place, dtype), expected)
 
