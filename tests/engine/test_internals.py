@@ -66,3 +66,15 @@ def test_a_word_that_is_not_there_is_not_found():
     address = ctypes.addressof(memory)
     assert internals._offset([address], 3, [3]) == 2
     assert internals._offset([address], 3, [4]) is None
+
+
+def test_no_more_is_read_than_objects_have():
+    """In torch 2.13 a TensorImpl has 176 bytes, and 192 were read."""
+    size = getattr(ctypes.CDLL(None), "malloc_usable_size", None)
+    if size is None:
+        pytest.skip("this C library does not tell how large a piece of memory is")
+    size.argtypes, size.restype = [ctypes.c_void_p], ctypes.c_size_t
+    tensor = torch.zeros(3)
+    assert torch.Tensor.__basicsize__ >= 8 * internals.OBJECT_WORDS
+    assert 8 * (internals.find().keys + 1) <= size(tensor._cdata)
+    assert size(tensor.untyped_storage()._cdata) >= 8 * internals.STORAGE_WORDS

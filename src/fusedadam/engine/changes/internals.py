@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-OBJECT_WORDS, IMPL_WORDS, STORAGE_WORDS = 6, 24, 8  # how many are read, at most as many as these objects have
+OBJECT_WORDS, STORAGE_WORDS = 6, 8  # how many are read, at most as many as these objects have
+LARGEST_IMPL = 24  # words of a TensorImpl: up to its dispatch keys, which come last, 22 in torch 2.13 and 23 in 2.6
 INLINE = 5  # dimensions whose sizes and strides are in the TensorImpl itself; with more, it has a pointer to them
 WORD, HALF_WORD = 2**64 - 1, 2**32 - 1
 CPU = 0xFF00  # the device in a TensorImpl: its type, 0, and its index, -1 for "none"
@@ -45,17 +46,19 @@ def find() -> TensorWords | None:
     clones = [torch._lazy_clone(sample) for sample in _samples()[:2]]
     lazy = [clone.untyped_storage()._cdata for clone in clones]
     deleter = _constant(storage_impls, lazy, STORAGE_WORDS)
+    keys = _offset(impls, LARGEST_IMPL, [dispatch_keys(t) for t in samples])
+    words = 0 if keys is None else keys + 1
     found = (
         _offset([id(t) for t in samples], OBJECT_WORDS, impls),
-        _offset(impls, IMPL_WORDS, storage_impls),
-        _offset(impls, IMPL_WORDS, [t.dim() for t in samples]),
-        _offset(impls, IMPL_WORDS, [int(t.storage_offset()) for t in samples]),
-        _offset(impls, IMPL_WORDS, [CPU << 16 | SCALAR_TYPES[t.dtype] for t in samples], HALF_WORD),
-        _offset(impls, IMPL_WORDS, [dispatch_keys(t) for t in samples]),
+        _offset(impls, words, storage_impls),
+        _offset(impls, words, [t.dim() for t in samples]),
+        _offset(impls, words, [int(t.storage_offset()) for t in samples]),
+        _offset(impls, words, [CPU << 16 | SCALAR_TYPES[t.dtype] for t in samples], HALF_WORD),
+        keys,
         _offset(storage_impls, STORAGE_WORDS, [s.data_ptr() for s in storages]),
         _offset(storage_impls, STORAGE_WORDS, [s.nbytes() for s in storages]),
         deleter,
-        _version_offset(),
+        _version_offset(words),
         None if deleter is None else _words(lazy[0], STORAGE_WORDS)[deleter],
     )
     if None in found:
@@ -63,16 +66,16 @@ def find() -> TensorWords | None:
     at = TensorWords(*found)  # type: ignore[arg-type]
     elsewhere = torch.empty(7, device="meta")
     is_right = all(_layout(t, at) == [*t.shape, *t.stride()] for t in samples)
-    return at if is_right and _words(elsewhere._cdata, IMPL_WORDS)[at.kind] >> 16 & 0xFFFF != CPU else None
+    return at if is_right and _words(elsewhere._cdata, words)[at.kind] >> 16 & 0xFFFF != CPU else None
 
 
-def _version_offset() -> int | None:
+def _version_offset(count: int) -> int | None:
     """A tensor shares the counter of its versions with what is detached from it, and nothing else but its storage."""
     tensors = [torch.zeros(3, device="cpu") for _ in range(4)]
     for k, tensor in enumerate(tensors):
         for _ in range(k):
             tensor.add_(1)
-    rows, detached = ([_words(t._cdata, IMPL_WORDS) for t in each] for each in (tensors, [t.detach() for t in tensors]))
+    rows, detached = ([_words(t._cdata, count) for t in each] for each in (tensors, [t.detach() for t in tensors]))
     storages = [t.untyped_storage()._cdata for t in tensors]
     shared = [
         k
@@ -101,9 +104,10 @@ def _samples() -> list[Tensor]:
 
 
 def _offset(addresses: list[int], count: int, expected: list[int], mask: int = WORD) -> int | None:
-    """The first offset where the objects at these addresses have the expected words, or parts of words."""
-    rows = [_words(address, count) for address in addresses]
-    return next((k for k in range(count) if [row[k] & mask for row in rows] == expected), None)
+    """The first offset where the objects at these addresses have the expected words, or parts of words. Nothing behind
+    it is read."""
+    rows = ([_words(address + 8 * k, 1)[0] & mask for address in addresses] for k in range(count))
+    return next((k for k, row in enumerate(rows) if row == expected), None)
 
 
 def _constant(addresses: list[int], others: list[int], count: int) -> int | None:
@@ -118,7 +122,7 @@ def _constant(addresses: list[int], others: list[int], count: int) -> int | None
 
 def _layout(tensor: Tensor, at: TensorWords) -> list[int]:
     """Sizes and strides, read as the compiled loop reads them."""
-    words, count = _words(tensor._cdata, IMPL_WORDS)[at.dimensions + 1 :], tensor.dim()
+    words, count = _words(tensor._cdata, at.keys + 1)[at.dimensions + 1 :], tensor.dim()
     if count <= INLINE:
         return words[:count] + words[INLINE : INLINE + count]
     return _words(words[0], 2 * count)
