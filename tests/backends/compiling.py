@@ -30,6 +30,7 @@ DTYPES = {
 @contextlib.contextmanager
 def recorded() -> Iterator[list[dict[str, Any]]]:
     """The kernels that plans make inside, each once, as a GPU from Hopper on has them. None of them runs."""
+    from fusedadam import compat
     from fusedadam.backends.triton import launching, ops, orthogonal
 
     found: dict[str, dict[str, Any]] = {}
@@ -56,7 +57,11 @@ def recorded() -> Iterator[list[dict[str, Any]]]:
             (launching.Ready, "__init__", init),
             (launching.Ready, "__call__", lambda *_: None),
             (ops, "INTERPRETED", False),  # the interpreter has codecs and tiles of its own
-            (orthogonal, "multiplies", lambda dtype, _: dtype == torch.float32),
+            (
+                orthogonal,
+                "multiplies",
+                lambda dtype, _: dtype == torch.float32 and compat.tensor_descriptor() is not None,
+            ),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield made
@@ -73,9 +78,21 @@ def _type(value: Any) -> str:
     return f"tensordesc<{DTYPES[value.base.dtype]}{list(value.block_shape)}>"
 
 
+def _source(function: Any, types: dict[str, str], constants: dict[str, Any]) -> Any:
+    """With addresses that are multiples of 16, as those of torch's allocators are."""
+    import triton.backends.compiler as compiler
+    from triton.compiler import ASTSource
+
+    aligned = [k for k, kind in enumerate(types.values()) if kind.startswith("*")]
+    if hasattr(compiler, "AttrsDescriptor"):  # Triton 3.2, where constants have no type
+        known = {"arg_properties": {"tt.divisibility": tuple(aligned), "tt.equal_to": ()}, "cls": "AttrsDescriptor"}
+        types = {name: kind for name, kind in types.items() if kind != "constexpr"}
+        return ASTSource(function, types, constants, compiler.AttrsDescriptor.from_dict(known))
+    return ASTSource(function, types, constants, {(k,): [["tt.divisibility", 16]] for k in aligned})
+
+
 def main(target: str, kernels: str) -> None:
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
     from triton.compiler import compile as to_machine_code
     from triton.language import dtype
 
@@ -89,10 +106,7 @@ def main(target: str, kernels: str) -> None:
         spec.loader.exec_module(module)
         given = kernel["constants"].items()
         constants = {name: dtype(value["dtype"]) if isinstance(value, dict) else value for name, value in given}
-        types = kernel["signature"]
-        # as Triton finds for whatever torch's allocators give
-        aligned = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(types.values()) if kind.startswith("*")}
-        source = ASTSource(getattr(module, kernel["name"]), types, constants, aligned)
+        source = _source(getattr(module, kernel["name"]), kernel["signature"], constants)
         compiled = to_machine_code(source, target=device, options=kernel["options"])
         assert "cubin" in compiled.asm or "hsaco" in compiled.asm
         assert compiled.metadata.shared <= TARGETS[target], f"{kernel['name']}: {compiled.metadata.shared} bytes"

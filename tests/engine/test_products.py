@@ -53,6 +53,8 @@ def test_batches_share_memory_and_have_the_same_bits(backend, monkeypatch):
 def test_a_stack_beyond_the_limit_is_multiplied_in_parts(monkeypatch):
     expected, launches = stepped([(5, 16, 24)], "triton")
     operands, one = 5 * 16 * 24 * 4, launches[0].backend.scratch(Matrices(1, 16, 24), F32, CPU)
+    if one is None:
+        pytest.skip("without tensor descriptors (Triton before 3.4), products are torch's own")
     assert memory_of(launches) == operands + 5 * one
     limited(monkeypatch, operands + 2 * one)
     found, launches = stepped([(5, 16, 24)], "triton")
