@@ -52,7 +52,8 @@ def launch_arguments(compiled: Any, names: Sequence[str]) -> list[int]:
 
     Obsolete with Triton 3.3, where it takes all of them, constants too.
     """
-    return [k for k, name in enumerate(names) if name in compiled.src.signature]
+    signature = compiled.src.signature  # by name, or by position
+    return [k for k, name in enumerate(names) if name in signature or k in signature]
 
 
 @functools.cache

@@ -189,6 +189,7 @@ def test_an_interrupted_update_of_a_graph_is_made_up_for(queue):
     [
         pytest.param({"table": "*i64", "n": "i32", "BLOCK": "constexpr"}, [0, 1, 2], id="Triton 3.3"),
         pytest.param({"table": "*i64", "n": "i32"}, [0, 1], id="Triton 3.2"),
+        pytest.param({0: "*i64", 1: "i32"}, [0, 1], id="by position"),
     ],
 )
 def test_a_launcher_is_given_the_arguments_that_it_takes(signature, taken):
