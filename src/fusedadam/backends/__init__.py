@@ -4,10 +4,11 @@ numba    a CPU
 triton   CUDA; ROCm, XPU and Ascend's NPU from the same source, untested
 eager    everything else, and where numba or triton is not installed (with a warning)
 
-Each is a module with a ``BACKEND``, whose parts engine/backend.py describes. numba and triton have the same files:
-kernel, load_store, sums, ops. To add a backend, write these, and add its name to ``NAMES``, to ``Backend`` in
+Each is a module with a ``BACKEND``, whose parts engine/backend.py describes: ``prepare``, ``sum_across`` and
+``needs_tensors``; all others have defaults. numba and triton generate source, in files of the same names: kernel,
+load_store, sums, ops. To add a backend, write a ``BACKEND``, and add its name to ``NAMES``, to ``Backend`` in
 contract/declarations.py, to ``best`` for its devices, to ``why_not`` for what it requires, and to ``native_on`` of the
-formats that its compiler converts.
+formats that its compiler converts; names in its source that no rule may use, to ``RESERVED`` in rules/function.py.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ determines the compiled code, and the module's name is a hash of the source and 
 missing is the module executed, and its functions compiled (numba_cache.py), those of several modules side by side
 (side_by_side.py).
 
-The source is also written to a file, where you can read the kernel that ran. Nothing reads this file: compilers that
-ask for the source get the text in memory, through linecache.
+The source is also written to a file, where you can read the kernel that ran. Nothing is compiled from this file:
+compilers that ask for the source get the text in memory, through linecache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _lock = threading.RLock()
 
 
 class Function(NamedTuple):
-    """A compiled function: the path of its source, and whether an earlier process had compiled it."""
+    """A compiled function: where its code is in memory, the path of its source, and whether another process had
+    compiled it."""
 
     address: int
     source: str

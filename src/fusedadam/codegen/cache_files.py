@@ -1,4 +1,4 @@
-"""The cache on disk: files in folders that only this user can write to.
+"""The cache on disk: files in folders of this user that not everybody can write to.
 
 A file's name is a hash of everything that determines its content, so files are never stale, and if several processes
 write the same file, they write the same content. Files are renamed into place, so they appear whole or not at all; but
@@ -30,7 +30,7 @@ from pathlib import Path
 VARIABLE = "FUSEDADAM_CACHE_DIR"
 FORMAT = b"fusedadam 2\n"  # files with a checksum begin with it; it also enters their names, so that formats never mix
 SUFFIX = ".compiled"  # of files with a checksum
-LOCKS = "locks"  # a file with one byte for each name
+LOCKS = "locks"  # an empty file, of which one byte is locked for each name
 PATIENCE = 60.0  # seconds that a process waits for another one that makes the same file: a kernel takes a few
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _warned = False
@@ -138,7 +138,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this user owns it and others cannot write to it: machine code is loaded from there."""
+    """Whether this user owns it and not everybody can write to it: machine code is loaded from there. A group may."""
     try:
         status = folder.stat()
     except OSError:

@@ -13,7 +13,7 @@ member.py                       a parameter that takes part in a launch, and the
 unscaling.py                    gradients under a GradScaler, which a step leaves unscaled
 launch.py                       stages in order, over all members: measure, decide, apply
 launch_table.py                 members as addresses, sizes and scalars, in one table
-products.py                     products of matrices, in chunks: memory for their operands
+products.py                     products of matrices: which members share a launch or a batch, and memory
 exchange.py                     whole matrices from shards: an all-to-all to their owners, and one back
 geometry.py                     members as rows, segments and chunks
 kept_launches.py                launches of operators and of clipping, kept from call to call

@@ -74,8 +74,8 @@ class Joined(Protocol):
 
 
 def prepare_orthogonalize(table: LaunchTable, stack: Tensor, _scratch: Tensor) -> RunStage:
-    """By torch's own products of matrices. In a step that is left out, a CPU computes nothing; after a
-    device the next stage writes nothing."""
+    """By torch's own products of matrices. In a step that is skipped, a CPU leaves them out; a device computes them,
+    and the next stage writes nothing."""
 
     def run(_: object) -> None:
         if table.found_inf is None or table.home.type != "cpu" or table.found_inf.item() == 0:

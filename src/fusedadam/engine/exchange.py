@@ -15,7 +15,8 @@ float16, while the one after that is visited, since the all-reduce of that one w
 Of several replicas of a part, the one beside the owner sends it (at the owner's coordinates of the dimensions that
 replicate), and all of them get the result: replicas share the work. The layout depends on the parameters alone, not on
 which of them have a gradient on this process: a process without gradients sends zeros, and no process waits in vain.
-Nothing is sent for stacks of matrices that are sharded along the first dimension, as experts are.
+Nothing is sent for stacks of matrices that are sharded along the first dimension, as experts are. ``products.py``
+forms the batches and chooses owners; ``launch.py`` says when each of these steps runs.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _route(send: Sequence[Int64s], place: Sequence[Int64s], device: torch.device
     return Route(unless_in_order(chosen), unless_in_order(order), [*map(len, send)], [*map(len, place)])
 
 
-class Shared(NamedTuple):
+class ExchangedBatch(NamedTuple):
     """A batch of parameters that are alike."""
 
     param: Any  # one of them
@@ -179,7 +180,7 @@ class MatrixExchange:
     """Exchanges one batch: ``send`` its operands, ``multiply`` the matrices that this process owns, ``receive`` the
     results. Other batches use the same memory in between. ``orthogonalize`` replaces the stack of owned matrices."""
 
-    def __init__(self, batch: Shared, orthogonalize: RunStage) -> None:
+    def __init__(self, batch: ExchangedBatch, orthogonalize: RunStage) -> None:
         param, parts, owner_of, memory, slots, self._absent, self._stack, self._dtype = batch
         self._orthogonalize = orthogonalize
         mesh = param.device_mesh
@@ -204,7 +205,7 @@ class MatrixExchange:
         every = np.arange(owner_of.size).reshape(owner_of.shape)
         of_slots = every[np.argsort(slots)][:, mine.matrices].ravel()
         self._matrices_here, self._matrices_owned = (sent(n, memory.device) for n in (of_slots, every[owned]))
-        self._parts = memory.view(len(of_slots), len(mine.runs) * parts.run)
+        self._operands = memory.view(len(of_slots), len(mine.runs) * parts.run)
         self._under_way: UnderWay | None = None
         self._of_owned: Tensor | None = None
 
@@ -223,7 +224,7 @@ class MatrixExchange:
         for part in self._absent:
             part.zero_()
         self._of_owned, here = self._shifts() if self._dtype == torch.float16 else (None, None)
-        narrow = matrices.narrowed(self._parts, here, self._dtype).to(self._mesh_device)
+        narrow = matrices.narrowed(self._operands, here, self._dtype).to(self._mesh_device)
         self._under_way = self._forth.begin(narrow, self.parts.run, self._group)
 
     def multiply(self) -> None:
@@ -247,7 +248,7 @@ class MatrixExchange:
         import torch.distributed as dist
 
         largest = torch.zeros(self.owner_of.size, device=self._memory.device)
-        largest[self._matrices_here] = matrices.largest(self._parts)
+        largest[self._matrices_here] = matrices.largest(self._operands)
         largest = largest.to(self._mesh_device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
         shifts = matrices.shifts_for(largest.to(self._memory.device))

@@ -109,15 +109,16 @@ class Launch:
 
 
 class Launches:
-    """One launch for each launch key, with every kernel compiled: once made, nothing can fail. Only kernels for scaled
-    gradients are compiled later, by the first scaled step, before it writes anything."""
+    """One launch for each launch key, or several where matrices are multiplied, with every kernel compiled: once made,
+    nothing can fail. Only kernels for scaled gradients are compiled later, by the first scaled step, before it writes
+    anything."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         checks.new_tensors("param")
         products = Products(members)
         self._all = [
             Launch(LaunchTable(indices, members, own.operands, products.batch_of(k)), members[indices[0]].backend)
-            for k, (indices, own) in enumerate(zip(products.launches, products.memory, strict=True))
+            for k, (indices, own) in enumerate(zip(products.members_of, products.memory, strict=True))
         ]
         self.batches = products.batches(self._all)
         self._shared = self._prepare_shared(members)

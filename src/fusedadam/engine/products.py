@@ -1,4 +1,5 @@
-"""Products of matrices between two rounds of a step: memory for their operands, and how many of them fit into it.
+"""Products of matrices between two rounds of a step: memory for their operands, and how many of them fit into it. So
+here it is decided which members share a launch, also where none is multiplied.
 
 Kernels store the operands as the parameters lie in memory, one after the other: a stack of matrices of one shape,
 (matrices, rows, columns). A backend replaces each of them by its product, and kernels of the next round read the result
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fusedadam.engine.backend import RunStage
-from fusedadam.engine.exchange import MatrixExchange, Parts, Shared, is_exchanged, operations, owners, parts_of
+from fusedadam.engine.exchange import ExchangedBatch, MatrixExchange, Parts, is_exchanged, operations, owners, parts_of
 from fusedadam.engine.geometry import Int64s
 from fusedadam.engine.launch_table import LaunchTable
 from fusedadam.engine.member import Member
@@ -49,7 +50,7 @@ class Memory(NamedTuple):
 class Batch(NamedTuple):
     """``multiply`` replaces the operands of each launch, unless the matrices are exchanged."""
 
-    launches: list[int]
+    launches: list[int]  # their numbers
     multiply: list[tuple[RunStage, int]]
     number: int | None = None  # among those of sharded matrices
     exchange: MatrixExchange | None = None
@@ -64,19 +65,20 @@ class ShardedBatch(NamedTuple):
 
 
 class Products:
-    """``launches``: the members of each launch; ``memory``: of each launch. ``batches`` are made when launches are."""
+    """``members_of``: which members share a launch, for each; ``memory``: of each launch. ``batches`` are made when
+    launches are."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members, self._sharded = members, sharded_batches(members)
-        self._batch_of = {k: n for n, batch in enumerate(self._sharded) for k in batch.members}
+        self._batch_of_member = {k: n for n, batch in enumerate(self._sharded) for k in batch.members}
         bytes_of_params = (m.roles["param"].numel() * m.roles["param"].element_size() for m in members)
         self._limit = _limit(sum(bytes_of_params))
-        self.launches = list(self._divided())
-        self.memory, self._memory_of_batch = self._shared_out()
+        self.members_of = list(self._divided())
+        self.memory, self._memory_of_batch = self._allotted()
 
     def batch_of(self, launch: int) -> int | None:
         """The number of the batch of sharded matrices that a launch belongs to."""
-        return self._batch_of.get(self.launches[launch][0])
+        return self._batch_of_member.get(self.members_of[launch][0])
 
     def batches(self, launches: Sequence[Launch]) -> list[Batch]:
         """In the order in which they are multiplied."""
@@ -101,13 +103,15 @@ class Products:
             assert stack is not None
             has_own = first.backend.scratch(first.matrices, operands.dtype, operands.device) is not None
             dtype = torch.float16 if has_own else product_dtype(operands)
-            shared = Shared(whole, parts[key], batch.owner_of, operands, np.argsort(in_memory), absent, stack, dtype)
+            shared = ExchangedBatch(
+                whole, parts[key], batch.owner_of, operands, np.argsort(in_memory), absent, stack, dtype
+            )
             multiply = first.backend.prepare_orthogonalize(tables[0], stack, scratch)
             found.append(Batch(own, [], n, MatrixExchange(shared, multiply)))
         return found
 
     def _multiply_alone(self, launches: Sequence[Launch], own: Sequence[int]) -> list[tuple[RunStage, int]]:
-        """Multiplies what each launch has."""
+        """Prepares the products of what each launch has, which needs no other process."""
         found = []
         for k in own:
             table, scratch = launches[k].table, self.memory[k].scratch
@@ -120,12 +124,12 @@ class Products:
         step may take."""
         by_key: dict[Any, list[int]] = {}
         for k, member in enumerate(self._members):
-            by_key.setdefault((member.launch_key, self._batch_of.get(k)), []).append(k)
+            by_key.setdefault((member.launch_key, self._batch_of_member.get(k)), []).append(k)
         for indices in by_key.values():
             launch, taken = list[int](), 0
             for k in indices:
                 member = self._members[k]
-                is_divided = _multiplies(member) and k not in self._batch_of
+                is_divided = _multiplies(member) and k not in self._batch_of_member
                 needed = _count(member) * sum(_bytes(member)) if is_divided else 0
                 if launch and taken + needed > self._limit:
                     yield launch
@@ -134,16 +138,17 @@ class Products:
                 taken += needed
             yield launch
 
-    def _shared_out(self) -> tuple[list[Memory], dict[int, Memory]]:
-        """For each launch, and for each batch that is exchanged, the memory of its operands and products. If there is
+    def _allotted(self) -> tuple[list[Memory], dict[int, Memory]]:
+        """For each launch, and for each batch of sharded matrices, the memory of its operands and products. If there is
         more than fits into the limit, matrices are multiplied in parts. Members without a gradient have operands, too.
-        """
+
+        Keys are numbers of batches of sharded matrices, and negative ones launches alone."""
         places: list[tuple[int, int, int]] = []
         ends: dict[int, int] = {}  # of the operands of each launch, or batch
         keys: dict[int, Member] = {}
-        for number, indices in enumerate(self.launches):
+        for number, indices in enumerate(self.members_of):
             first = self._members[indices[0]]
-            key = self._batch_of.get(indices[0], -1 - number)
+            key = self._batch_of_member.get(indices[0], -1 - number)
             begin = ends.get(key, 0)
             if _multiplies(first):
                 keys[key] = first

@@ -1,14 +1,15 @@
 """What a rule is, and what becomes of it before a backend compiles it. The rules themselves are in optimizers/.
 
 A rule is a plain Python function: one update, written as in the paper. This room parses it, checks it, turns it into
-straight-line code and divides it into stages where it sums. It knows neither tensors' addresses nor optimizers.
+straight-line code and divides it into stages where it sums or multiplies matrices. It knows neither tensors' addresses
+nor optimizers.
 
 rule.py       the contract for authors
 ops.py        the functions that a rule may call
 arithmetic.py those that IEEE rounds correctly
-newton_schulz.py  which iterations, for rules that orthogonalize
-orthogonal.py the iterations in torch's products, for any device
 portable.py   exp, log, power and cos, made of them: the same bits on every processor
+newton_schulz.py  what rules that orthogonalize compute: which iterations
+orthogonal.py these iterations by torch's products, in a step on any device
 clipping.py   clipping by norm, for any rule
 restraint.py  cautious steps and clipped updates, for any rule
 norms.py      norms of gradient, update and weights, measured in the same visits, for any rule

@@ -2,6 +2,10 @@
 
 An iteration is an odd polynomial of a matrix, X <- a X + b (X X^T) X + c (X X^T)^2 X. It keeps the singular vectors and
 changes every singular value s to a s + b s^3 + c s^5. After some of them, singular values between 0 and 1 are near 1.
+
+Here is which iterations there are, and what a class may choose. Who runs them: ``orthogonal.py`` by torch's products,
+``backends/triton/orthogonal.py`` by kernels. What they cost is known to ``operations`` in ``engine/exchange.py`` and,
+in bytes, to ``engine/products.py``; how large their rounding errors may be, to ``cli/verify/bounded.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ NAMED: dict[str, tuple[Triple, ...]] = {"keller": (KELLER,), "you": YOU, "polar-
 
 
 class NewtonSchulz(NamedTuple):
-    """How ``orthogonalized`` iterates: what the method ``newton_schulz`` of an optimizer's class returns.
+    """How ``orthogonalized`` iterates: what ``newton_schulz(group)`` of an optimizer's class returns.
 
     Args:
         coefficients: one triple (a, b, c) for each iteration

@@ -17,7 +17,7 @@ values of the parameter, ``group_sum(x)`` all values of the parameters in its gr
 ``total(x)`` all values of all parameters. ``largest(x)``, for x >= 0, is the largest value of all parameters. The order
 in which they are added is defined in ``sums.py``. The functions in this module know one parameter only.
 
-``orthogonalized(x)`` is a matrix product: see ``orthogonal.py``.
+``orthogonalized(x)`` is computed by products of matrices: see ``newton_schulz.py``.
 
 ``cos``, ``exp``, ``log`` and ``divide``, which is another way to write ``/``, are for scalars only.
 """

@@ -30,7 +30,7 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
     if stack.numel() == 0:
         return
     dtype = product_dtype(stack)
-    if stack.device.type == "cpu" and dtype != torch.float16:
+    if stack.device.type == "cpu" and dtype != torch.float16:  # which only tests choose on a CPU
         for matrix in stack.unbind():
             _orthogonalize_one(matrix, dtype, method)
         return
@@ -41,15 +41,15 @@ def orthogonalize(stack: Tensor, method: NewtonSchulz) -> None:
         norm.clamp_(min=method.eps)
     else:
         norm = torch.maximum(norm, method.eps * torch.exp2(shifts.double()).view(-1, 1, 1))
-    wide, operand = (stack, narrow) if stack.shape[1] <= stack.shape[2] else (stack.mT, narrow.mT)
-    wide.copy_(iterate((operand.to(compute) / norm.to(compute)).to(dtype), method.coefficients))
+    out, operand = (stack, narrow) if stack.shape[1] <= stack.shape[2] else (stack.mT, narrow.mT)
+    out.copy_(iterate((operand.to(compute) / norm.to(compute)).to(dtype), method.coefficients))
 
 
 def _orthogonalize_one(matrix: Tensor, dtype: torch.dtype, method: NewtonSchulz) -> None:
     narrow = matrix.to(dtype)
     norm = max(_norm(narrow), method.eps)  # max() keeps a NaN that comes first
-    wide, operand = (matrix, narrow) if matrix.shape[0] <= matrix.shape[1] else (matrix.mT, narrow.mT)
-    wide.copy_(iterate(operand / norm, method.coefficients))  # by a number: 16 bits are divided in float32
+    out, operand = (matrix, narrow) if matrix.shape[0] <= matrix.shape[1] else (matrix.mT, narrow.mT)
+    out.copy_(iterate(operand / norm, method.coefficients))  # by a number: 16 bits are divided in float32
 
 
 def _norm(matrix: Tensor) -> float:

@@ -33,9 +33,9 @@ The contract for authors:
 - ``row_sum``, ``tensor_sum``, ``group_sum``, ``total`` and ``largest`` may be used like any value, in helpers as well:
   ``stages.py`` divides the rule where it waits for them. Values by row or tensor are computed in float64. For states
   by row and column there are ``sum_last`` and ``sum_second_last``, over the dimension that each leaves out.
-- ``orthogonalized(x)``, once in a rule, is a value by element that is known one round later: ``orthogonal.py`` says
-  what it computes, and which dimensions of a parameter are a matrix. A class may choose the iteration with
-  ``newton_schulz``.
+- ``orthogonalized(x)``, once in a rule, is a value by element that is known one round later: ``newton_schulz.py``
+  says what it computes, and ``tensors/matrices.py`` which dimensions of a parameter are a matrix. A class may choose
+  the iteration with ``newton_schulz``.
 - ``reports`` names variables of the rule that have one value for each tensor. ``optimizer.report(name)`` reads them
   after a step; a variable that the flags leave out has no report.
 - ``opening`` is a function whose statements come before those of the rule, and whose result is the rule's ``grad``. Its

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# float16 holds values below 2**16; float32 has exponents that begin at -127, and powers of two of either sign up to 126
+# The largest value becomes one from 2**14 to 2**15, of the 2**16 that float16 holds. The exponent of a float32 is
+# stored with 127 added to it, and powers of two of either sign go up to 126
 LARGEST_EXPONENT, MOST_SHIFTED, MANTISSA_BITS = 127 + 14, 126, 23
 ROUNDED_UP = 1 << 12  # half of the last bit that float16 has of a float32: all ones round to the next power of two
 
@@ -55,7 +56,7 @@ def narrowed(matrices: Tensor, shifts: Tensor | None, dtype: torch.dtype) -> Ten
 
 
 def widen(narrow: Tensor, shifts: Tensor | None, out: Tensor) -> None:
-    """The inverse of ``narrowed``, which adds no rounding of its own."""
+    """The inverse of ``narrowed`` for a stack of matrices, which adds no rounding of its own."""
     if shifts is None:
         out.copy_(narrow)
     else:
