@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 OBJECT_WORDS, STORAGE_WORDS = 6, 8  # how many are read, at most as many as these objects have
-LARGEST_IMPL = 24  # words of a TensorImpl: up to its dispatch keys, which come last, 22 in torch 2.13 and 23 in 2.6
+LARGEST_IMPL = 24  # words of a TensorImpl, at most. The last one has its dispatch keys: the 22nd in torch 2.13
 INLINE = 5  # dimensions whose sizes and strides are in the TensorImpl itself; with more, it has a pointer to them
 WORD, HALF_WORD = 2**64 - 1, 2**32 - 1
 CPU = 0xFF00  # the device in a TensorImpl: its type, 0, and its index, -1 for "none"
